@@ -1,0 +1,134 @@
+"""Settings: frozen records with their defaults, and the one function that reads the environment.
+
+Every field can be set as `AGENTSPEC_<PART>_<FIELD>`, for instance `AGENTSPEC_SERVER_PORT=9000`.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from agentspec.errors import ConfigError
+
+
+def default_home() -> Path:
+    """Folder of models and profiles: `$XDG_CACHE_HOME/agentspec`, or `~/.cache/agentspec`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentspec"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model is served and where models are kept."""
+
+    name: str = "smollm2-135m"
+    """A name of `agentspec models list`, a local folder with safetensors, or a hub id."""
+
+    home: Path = field(default_factory=default_home)
+    """Folder of downloaded and converted models."""
+
+    threads: int = 0
+    """CPU threads of the target; 0 takes one per core."""
+
+    window: int = 0
+    """Most tokens of prompt and completion together; 0 takes the model's own limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Batching, memory and drafting of the worker."""
+
+    max_running: int = 8
+    """Sequences decoded in one batch."""
+
+    max_queue: int = 64
+    """Requests waiting for a place; one more is refused with 429."""
+
+    prefill_chunk: int = 256
+    """Prompt tokens computed in one step, so that a long prompt does not stall the others."""
+
+    kv_bytes: int = 3 * 1024**3
+    """KV memory of running and of finished turns together; finished ones leave first, least recently used first."""
+
+    max_draft_tokens: int = 32
+    """Most draft nodes of one sequence in one step; 0 turns drafting off."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """Token histories and their store."""
+
+    redis_url: str = ""
+    """`redis://host:port/db` or `rediss://...`; empty keeps histories in this process only."""
+
+    deadline_ms: int = 20
+    """Longest wait for a read of the store before a request goes on without it."""
+
+    ttl_s: int = 24 * 3600
+    """Lifetime of a stored trajectory after its last write."""
+
+    trajectory_tokens: int = 262_144
+    """Most tokens kept of one trajectory; the oldest leave first."""
+
+    scope_tokens: int = 1_000_000
+    """Most tokens of finished turns in the index over a scope's recent trajectories."""
+
+    memory_bytes: int = 512 * 1024**2
+    """Bytes that in-process histories and indexes may take; least recently used leave first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The HTTP side."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    max_body_bytes: int = 8 * 1024**2
+    """Largest request body; a larger one is refused with 413."""
+
+    keepalive_s: float = 10.0
+    """A stream that was silent this long gets an SSE comment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All settings, by part."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+
+
+def parse(name: str, kind: type, text: str) -> Any:
+    """The value of a setting from its text; raises `ConfigError` that names the setting and the text."""
+    words = {int: "a whole number", float: "a number"}
+    if kind in words:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise ConfigError(f"{name} must be {words[kind]}, got {text!r}") from None
+        if value < 0:
+            raise ConfigError(f"{name} must not be negative, got {text!r}")
+        return value
+    return kind(text)
+
+
+def load(env: Mapping[str, str] = os.environ) -> Config:
+    """The defaults with what the environment sets. An unknown `AGENTSPEC_` variable is a mistake."""
+    config = Config()
+    known = {
+        f"AGENTSPEC_{part.name}_{setting.name}".upper(): (part.name, setting.name)
+        for part in fields(Config)
+        for setting in fields(getattr(config, part.name))
+    }
+    for variable, text in env.items():
+        if not variable.startswith("AGENTSPEC_"):
+            continue
+        if variable not in known:
+            raise ConfigError(f"{variable} is not a setting of AgentSpec")
+        part, setting = known[variable]
+        section = getattr(config, part)
+        value = parse(variable, get_type_hints(type(section))[setting], text)
+        config = replace(config, **{part: replace(section, **{setting: value})})
+    return config

@@ -1,0 +1,1 @@
+"""Proposers of token trees; all are untrusted."""

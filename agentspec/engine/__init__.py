@@ -1,0 +1,1 @@
+"""The target model, its KV, verification, commit and the step loop."""

@@ -1,0 +1,236 @@
+"""The nouns of AgentSpec: plain frozen records, no behaviour beyond what their fields imply, no heavy import."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntFlag, StrEnum
+from typing import Any, Protocol
+
+
+class Origin(IntFlag):
+    """Who proposed a draft node; a node that several sources propose carries several bits."""
+
+    TRAJECTORY = 1
+    """This trajectory's own history: prompts, tool results and outputs."""
+
+    SCOPE = 2
+    """Recent trajectories of the same tenant and model."""
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended, in OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Everything cached lives under one scope; nothing crosses it."""
+
+    tenant: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One agent run. A sub-agent names its parent and inherits the parent's history read-only."""
+
+    id: str
+    scope: Scope
+    parent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    """A token tree to verify in one target pass, as flat arrays in parent-before-child order.
+
+    Node 0 is the root: the last committed token, which is not in the KV cache yet. Siblings carry distinct
+    tokens, so a node is identified by (parent, token). A tree of one node proposes nothing.
+    """
+
+    token: tuple[int, ...]
+
+    parent: tuple[int, ...]
+    """Index of the parent node; -1 for the root."""
+
+    depth: tuple[int, ...]
+    """Distance from the root; a node's position in the sequence is `committed - 1 + depth`."""
+
+    logp: tuple[float, ...]
+    """Drafter's estimate of log P(node accepted | parent accepted); 0 for the root."""
+
+    cum: tuple[float, ...]
+    """Sum of `logp` along the path from the root."""
+
+    origin: tuple[int, ...]
+    """`Origin` bits of the sources that proposed the node; 0 for the root."""
+
+    def __len__(self) -> int:
+        return len(self.token)
+
+    @staticmethod
+    def root(token: int) -> "DraftTree":
+        """The tree that proposes nothing after `token`."""
+        return DraftTree((token,), (-1,), (0,), (0.0,), (0.0,), (0,))
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the target's next token is chosen. Temperature 0 is greedy and ignores the rest."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 keeps all."""
+
+    min_p: float = 0.0
+    """Keep tokens at least this share as likely as the likeliest."""
+
+    seed: int = 0
+    """Keys the uniform of every position; equal seeds give equal output, with or without drafts."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationParams:
+    """A request's own control over drafting."""
+
+    enabled: bool = True
+    max_draft_tokens: int = 32
+    """Most draft nodes in one step, the root not counted."""
+
+    drafters: tuple[str, ...] | None = None
+    """Allowed sources by lower-case `Origin` name (`trajectory`, `scope`); None allows all."""
+
+    report: bool = False
+    """Attach a `Report` to the response."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One completion to generate."""
+
+    prompt: tuple[int, ...]
+    trajectory: Trajectory
+    max_tokens: int
+    """Most tokens to emit; at least 1. The engine also stops at the model's window."""
+
+    sampling: SamplingParams = SamplingParams()
+    speculation: SpeculationParams = SpeculationParams()
+    stop: tuple[str, ...] = ()
+    """Strings that end the generation; they are not part of the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one generation cost and where its tokens came from."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens whose KV was reused."""
+
+    completion_tokens: int
+    steps: int
+    """Target passes that emitted tokens, the prefill's last one included."""
+
+    drafted: Mapping[str, int]
+    """Draft nodes sent to verification, by lower-case source name; a node of two sources counts for both."""
+
+    accepted: Mapping[str, int]
+    """Accepted draft nodes that were emitted, by source, counted like `drafted`."""
+
+    drafted_total: int
+    accepted_total: int
+    queue_s: float
+    prefill_s: float
+    """From leaving the queue to the first token."""
+
+    decode_s: float
+    """From the first token to the last."""
+
+    draft_s: float
+    """Part of `decode_s` spent proposing drafts."""
+
+    token_ids: tuple[int, ...]
+    """Emitted token ids, the end-of-turn token included when one was generated."""
+
+    reason: str | None = None
+    """Why nothing was drafted; None if something was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of a generation: text that is final, in order, never taken back."""
+
+    text: str
+    tokens: int
+    """Tokens committed since the previous delta; text may lag behind while bytes or a stop string are held back."""
+
+    finish: FinishReason | None = None
+    """Set on the last delta only."""
+
+    report: Report | None = None
+    """Set on the last delta only."""
+
+
+class Worker(Protocol):
+    """What the server needs of an engine; a test's fake has the same five members."""
+
+    @property
+    def model(self) -> str:
+        """Name under which the model is served."""
+        ...
+
+    @property
+    def window(self) -> int:
+        """Most tokens of prompt and completion together."""
+        ...
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    ) -> tuple[int, ...]:
+        """Token ids of the chat prompt with the generation prompt appended.
+
+        Messages are OpenAI chat messages whose content is a string or None. Safe to call from any thread.
+        Raises `InvalidRequest` when the chat template refuses the messages.
+        """
+        ...
+
+    def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+        """Deltas of one completion, the last one with `finish` and `report`.
+
+        Closing the iterator stops the generation and frees its memory within one step. Raises `Overloaded`
+        when the queue is full, `ContextTooLong` when the prompt leaves no room for a token.
+        """
+        ...
+
+    def stats(self) -> Mapping[str, float]:
+        """Counters and gauges for `/metrics`, by metric name without the `agentspec_` prefix.
+
+        Names that end in `_total` are counters, the others gauges.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one verification step told a drafter."""
+
+    tokens: tuple[int, ...]
+    """Tokens committed by the step, the target's own last one included."""
+
+    proposed: DraftTree
+    accepted: tuple[int, ...] = field(default=())
+    """Node indices of the accepted path, root excluded."""
+
+
+class Drafter(Protocol):
+    """An untrusted proposer of token trees for one request; a fault disables it for that request only."""
+
+    def propose(self, budget: int) -> DraftTree:
+        """A tree of at most `budget` nodes beside the root, likeliest first by `cum`."""
+        ...
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn from a verified step; called once per step, drafted or not, in order."""
+        ...

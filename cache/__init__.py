@@ -1,0 +1,1 @@
+"""Token histories of trajectories and the indexes that retrieve drafts from them."""

@@ -1,0 +1,1 @@
+"""What a draft is worth: acceptance estimates, the cost table and draft budgets."""

@@ -1,0 +1,1 @@
+"""The HTTP server: wire schemas, routes, trajectory identity, streaming, metrics."""

@@ -1,0 +1,1 @@
+"""Recorded trajectories: schema, import, replay and its report."""
