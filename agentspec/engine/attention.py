@@ -1,0 +1,102 @@
+"""Attention of ragged token trees over slabs, registered with transformers so that any decoder runs on it.
+
+Keyword arguments of a model's `forward` reach the registered function, so the batch travels as `segments`
+and the model's own cache and mask machinery stay out of the way.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+from agentspec.engine.kv import Slab
+
+NAME = "agentspec_tree"
+
+LONG = 64
+"""Rows from which on a segment is a prefill chunk and goes through torch's blocked attention."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """One sequence's rows in a pass: a tree below its last committed token, or a chunk of its prompt."""
+
+    slab: Slab
+    tokens: tuple[int, ...]
+    depths: tuple[int, ...]
+    """Position of each row relative to the slab's length."""
+
+    visible: Tensor | None
+    """(rows, rows) bool: which rows of the segment each row attends to; None for one row or a causal chain."""
+
+
+def ancestors(parent: Sequence[int]) -> Tensor:
+    """(nodes, nodes) bool: node i attends to node j if j is i or one of its ancestors."""
+    mask = torch.eye(len(parent), dtype=torch.bool)
+    for node, above in enumerate(parent):
+        if above >= 0:
+            mask[node] |= mask[above]
+    return mask
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scaling: float) -> Tensor:
+    """Attention of one segment's rows over its whole prefix and its visible rows.
+
+    q: (heads, rows, dim); k, v: (kv heads, cached + rows, dim); returns (rows, heads, dim).
+    """
+    heads, rows, dim = q.shape
+    groups = heads // k.shape[0]
+    scores = torch.bmm(q.reshape(k.shape[0], groups * rows, dim), k.transpose(1, 2)).mul_(scaling)
+    if rows > 1:
+        inside = scores.view(k.shape[0], groups, rows, -1)[..., -rows:]
+        seen = torch.ones(rows, rows, dtype=torch.bool).tril() if visible is None else visible
+        inside.masked_fill_(~seen, float("-inf"))
+    return torch.bmm(scores.softmax(-1), v).view(heads, rows, dim).transpose(0, 1)
+
+
+def attend_chunk(q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
+    """`attend` for a causal chunk of many rows."""
+    rows, total = q.shape[1], k.shape[1]
+    seen = torch.ones(rows, total, dtype=torch.bool).tril(total - rows)
+    out = scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=seen, scale=scaling, enable_gqa=True)
+    return out[0].transpose(0, 1)
+
+
+def tree_attention(
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **arguments: Any
+) -> tuple[Tensor, None]:
+    """Writes the rows' keys and values behind their slabs' committed part, then attends segment by segment.
+
+    q: (1, heads, rows, dim), k, v: (1, kv heads, rows, dim): all segments' rows side by side.
+    """
+    segments: Sequence[Segment] = arguments["segments"]
+    scaling: float = arguments["scaling"]
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    out = []
+    start = 0
+    for segment in segments:
+        rows = len(segment.tokens)
+        stop = start + rows
+        slab, at = segment.slab, segment.slab.length
+        keys, values = slab.k[layer, :, : at + rows], slab.v[layer, :, : at + rows]
+        keys[:, at:] = k[0, :, start:stop]
+        values[:, at:] = v[0, :, start:stop]
+        if rows >= LONG and segment.visible is None:
+            out.append(attend_chunk(q[0, :, start:stop], keys, values, scaling))
+        else:
+            out.append(attend(q[0, :, start:stop], keys, values, segment.visible, scaling))
+        start = stop
+    return (out[0] if len(out) == 1 else torch.cat(out)).unsqueeze(0), None
+
+
+def no_mask(*_: object, **__: object) -> None:
+    """Masks are the segments' business."""
+
+
+AttentionInterface.register(NAME, tree_attention)
+AttentionMaskInterface.register(NAME, no_mask)

@@ -1,0 +1,120 @@
+"""Chat messages to token ids through the model's own template, with tools even where the template has none."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import AutoTokenizer
+
+from agentspec.errors import InvalidRequest, ModelError
+
+Message = dict[str, Any]
+
+TOOL_NOTE = """
+
+# Tools
+
+You may call the functions described between the tools tags, one JSON schema per line:
+<tools>
+{schemas}
+</tools>
+
+To call a function, answer with its name and arguments as JSON between tool_call tags:
+<tool_call>
+{{"name": "function name", "arguments": {{}}}}
+</tool_call>"""
+
+
+class Chat:
+    """The tokenizer of a model and its chat template."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        template = tokenizer.chat_template or ""
+        if not template:
+            raise ModelError("the model has no chat template: AgentSpec serves chat models")
+        self.template_has_tools = "tools" in str(template)
+
+    @staticmethod
+    def load(folder: Path) -> "Chat":
+        """The tokenizer of a model folder."""
+        try:
+            return Chat(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+        except (OSError, ValueError) as error:
+            raise ModelError(f"cannot load a tokenizer from {folder}: {error}") from error
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    ) -> tuple[int, ...]:
+        """Token ids of the prompt, the start of the assistant's turn included."""
+        plain = [plain_message(message) for message in messages]
+        if tools and not self.template_has_tools:
+            plain = with_tool_note(plain, tools)
+        if not self.template_has_tools:
+            plain = [without_tool_fields(message) for message in plain]
+        try:
+            text = self.tokenizer.apply_chat_template(
+                plain,
+                tools=list(tools) if tools and self.template_has_tools else None,
+                add_generation_prompt=True,
+                tokenize=False,
+            )
+        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            raise InvalidRequest(
+                f"the model's chat template refuses the messages: {error}", param="messages"
+            ) from error
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def end_tokens(self, *configured: Any) -> frozenset[int]:
+        """Ids that end a turn: the tokenizer's and those of the given configuration values (int, list or None)."""
+        ends = {self.tokenizer.eos_token_id}
+        for value in configured:
+            ends.update(value if isinstance(value, list) else [value])
+        return frozenset(end for end in ends if end is not None)
+
+
+def plain_message(message: Mapping[str, Any]) -> Message:
+    """A message as templates expect it: content a string, call arguments an object."""
+    plain = {key: value for key, value in message.items() if value is not None}
+    plain["content"] = message.get("content") or ""
+    if message.get("tool_calls"):
+        plain["tool_calls"] = [with_parsed_arguments(call) for call in message["tool_calls"]]
+    return plain
+
+
+def with_parsed_arguments(call: Mapping[str, Any]) -> Message:
+    """A tool call whose arguments are an object where they parse as one; templates print them as JSON."""
+    function = dict(call.get("function") or {})
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            function["arguments"] = json.loads(arguments)
+        except ValueError:
+            function["arguments"] = arguments
+    return {**call, "type": "function", "function": function}
+
+
+def with_tool_note(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """The tool schemas described in the system message, for templates that know no tools."""
+    schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    note = TOOL_NOTE.format(schemas=schemas)
+    if messages and messages[0].get("role") == "system":
+        first = {**messages[0], "content": messages[0]["content"] + note}
+        return [first, *messages[1:]]
+    return [{"role": "system", "content": note.strip()}, *messages]
+
+
+def without_tool_fields(message: Message) -> Message:
+    """A message with roles and fields that every template knows: calls and results are written out as tagged text."""
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+    calls = [
+        "<tool_call>\n"
+        + json.dumps({"name": f.get("name"), "arguments": f.get("arguments")}, ensure_ascii=False)
+        + "\n</tool_call>"
+        for f in (call["function"] for call in message.get("tool_calls", ()))
+    ]
+    content = "\n".join([*([message["content"]] if message["content"] else []), *calls])
+    return {"role": message["role"], "content": content}

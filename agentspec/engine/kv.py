@@ -1,0 +1,161 @@
+"""Keys and values of sequences: one slab per sequence, kept after a turn for the next one, under a byte limit."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentspec.types import Scope, Trajectory
+
+GROWTH = 256
+"""Tokens by which a slab grows at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """Per-token extent of the cache, float32."""
+
+    layers: int
+    heads: int
+    dim: int
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys and values over all layers."""
+        return 2 * self.layers * self.heads * self.dim * 4
+
+
+class Slab:
+    """Keys and values of one sequence, (layers, kv heads, capacity, dim); the first `length` are committed."""
+
+    def __init__(self, shape: KVShape) -> None:
+        self.shape = shape
+        self.length = 0
+        self.k = torch.empty(shape.layers, shape.heads, 0, shape.dim)
+        self.v = torch.empty_like(self.k)
+
+    @property
+    def capacity(self) -> int:
+        return self.k.shape[2]
+
+    @torch.inference_mode()
+    def reserve(self, tokens: int) -> None:
+        """Make room for `tokens` positions; committed rows are kept."""
+        if tokens <= self.capacity:
+            return
+        capacity = max(tokens + GROWTH, self.capacity * 5 // 4)
+        for name in ("k", "v"):
+            old: Tensor = getattr(self, name)
+            new = torch.empty(self.shape.layers, self.shape.heads, capacity, self.shape.dim)
+            new[:, :, : self.length] = old[:, :, : self.length]
+            setattr(self, name, new)
+
+    @torch.inference_mode()
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep the rows `length + path[i]` of the last pass as the next committed positions, in order."""
+        if list(path) != list(range(len(path))):
+            rows = torch.tensor(path) + self.length
+            stop = self.length + len(path)
+            for tensor in (self.k, self.v):
+                tensor[:, :, self.length : stop] = tensor[:, :, rows]
+        self.length += len(path)
+
+    @torch.inference_mode()
+    def copy_prefix(self, source: "Slab", tokens: int) -> None:
+        """Take over the first `tokens` positions of another slab by copying."""
+        self.reserve(tokens)
+        for mine, theirs in ((self.k, source.k), (self.v, source.v)):
+            mine[:, :, :tokens] = theirs[:, :, :tokens]
+        self.length = tokens
+
+
+@dataclass(eq=False, slots=True)
+class Holding:
+    """A slab and the tokens its committed positions belong to."""
+
+    slab: Slab
+    trajectory: Trajectory
+    tokens: NDArray[np.int32]
+    """At least the committed tokens; `slab.length` says how many of them count."""
+
+    reserved: int
+    """Tokens this holding may grow to while it runs; its capacity once it is finished."""
+
+
+def common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
+    """Number of leading tokens that two sequences share."""
+    size = min(len(a), len(b))
+    different = np.flatnonzero(a[:size] != b[:size])
+    return int(different[0]) if len(different) else size
+
+
+class KVPool:
+    """All slabs of a worker: running ones and, least recently used first, those of finished turns.
+
+    Prefixes are reused inside one scope only. Not thread-safe: the engine's thread owns it.
+    """
+
+    def __init__(self, shape: KVShape, limit_bytes: int) -> None:
+        self.shape = shape
+        self.limit = limit_bytes // shape.token_bytes
+        """Most tokens held at once."""
+
+        self.running: list[Holding] = []
+        self.finished: list[Holding] = []
+
+    @property
+    def used(self) -> int:
+        """Tokens that running sequences may grow to, and finished ones hold."""
+        return sum(holding.reserved for holding in self.running + self.finished)
+
+    def admits(self, tokens: int) -> bool:
+        """Whether a sequence of up to `tokens` fits beside the running ones."""
+        return sum(holding.reserved for holding in self.running) + tokens <= self.limit
+
+    def acquire(self, trajectory: Trajectory, prompt: NDArray[np.int32], reserve: int) -> Holding:
+        """A slab for `prompt`, with the longest known prefix of all but its last token already committed.
+
+        Precondition: `admits(reserve)`. Evicts finished turns until the reservation fits.
+        """
+        source, shared = self._longest_prefix(trajectory.scope, prompt[:-1])
+        slab = Slab(self.shape)
+        if source is not None and self._is_outgrown(source, trajectory, shared):
+            self.finished.remove(source)
+            slab = source.slab
+            slab.length = shared
+        elif source is not None:
+            slab.copy_prefix(source.slab, shared)
+        holding = Holding(slab, trajectory, prompt, reserve)
+        self.running.append(holding)
+        while self.finished and self.used > self.limit:
+            self.finished.pop(0)
+        return holding
+
+    def release(self, holding: Holding, committed: Sequence[int]) -> None:
+        """A sequence ended: keep its slab for the next turn. `committed` are the tokens of the whole sequence."""
+        self.running.remove(holding)
+        length = holding.slab.length
+        holding.tokens = np.asarray(committed[:length], dtype=np.int32)
+        holding.reserved = holding.slab.capacity
+        self.finished.append(holding)
+
+    def forget(self, trajectory: Trajectory) -> None:
+        """Drop what finished turns of a trajectory left."""
+        self.finished = [holding for holding in self.finished if holding.trajectory != trajectory]
+
+    def _is_outgrown(self, source: Holding, trajectory: Trajectory, shared: int) -> bool:
+        """Whether nobody but `trajectory` has use for a finished turn's slab."""
+        return source in self.finished and (source.trajectory == trajectory or shared == source.slab.length)
+
+    def _longest_prefix(self, scope: Scope, tokens: NDArray[np.int32]) -> tuple[Holding | None, int]:
+        best: Holding | None = None
+        longest = 0
+        for holding in self.finished + self.running:
+            if holding.trajectory.scope == scope:
+                shared = min(common_prefix(holding.tokens, tokens), holding.slab.length)
+                if shared > longest:
+                    best, longest = holding, shared
+        return best, longest

@@ -1,0 +1,167 @@
+"""The step loop: admit, plan drafts, one ragged target pass, walk, commit. Knows token ids, threads and sockets not."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import numpy as np
+from torch import Tensor
+
+from agentspec.config import EngineConfig
+from agentspec.engine.attention import Segment, ancestors
+from agentspec.engine.commit import commit
+from agentspec.engine.job import Job
+from agentspec.engine.kv import KVPool
+from agentspec.engine.plan import disable, plan
+from agentspec.engine.sampling import choose
+from agentspec.engine.target import Target
+from agentspec.engine.verify import walk
+from agentspec.errors import InternalError
+from agentspec.policies.payoff import Acceptance
+from agentspec.types import Delta, DraftTree, Outcome
+
+log = logging.getLogger(__name__)
+
+
+class StepLoop:
+    """Runs jobs on a target, all of them in one batch. One thread owns it; only `Job.cancelled` is set by others."""
+
+    def __init__(self, target: Target, config: EngineConfig, cost: Callable[[int], float]) -> None:
+        self.target = target
+        self.config = config
+        self.cost = cost
+        self.pool = KVPool(target.shape, config.kv_bytes)
+        self.acceptance = Acceptance()
+        self.waiting: deque[Job] = deque()
+        self.running: list[Job] = []
+        self.totals = {"steps_total": 0.0, "prefill_tokens_total": 0.0, "cached_tokens_total": 0.0}
+
+    @property
+    def idle(self) -> bool:
+        return not self.waiting and not self.running
+
+    def step(self) -> None:
+        """One target pass for the batch; what fails in it fails the jobs of the batch and nothing else."""
+        self._drop_cancelled()
+        self._admit()
+        if not self.running:
+            return
+        try:
+            self._pass()
+        except Exception:
+            log.exception("a pass failed")
+            for job in list(self.running):
+                self._leave(job)
+                job.fail(InternalError("the engine failed on this request"))
+
+    def _pass(self) -> None:
+        decoding = [job for job in self.running if not job.prefilling]
+        prefilling = next((job for job in self.running if job.prefilling), None)
+        chunk = self._chunk(prefilling) if prefilling else None
+        extra = len(chunk.tokens) if chunk else 0
+        most = self.config.max_draft_tokens
+        trees = plan(decoding, self.acceptance, self.cost, most, self.target.vocabulary, extra)
+        segments = [self._segment(job, tree) for job, tree in zip(decoding, trees, strict=True)]
+        rows = sum(len(tree) for tree in trees)
+        logits = self.target.forward([*segments, *([chunk] if chunk else [])], range(rows))
+        self.totals["steps_total"] += 1
+        start = 0
+        for job, tree in zip(decoding, trees, strict=True):
+            self._commit(job, tree, logits[start : start + len(tree)])
+            start += len(tree)
+        if prefilling and chunk:
+            self._prefilled(prefilling, len(chunk.tokens))
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self.config.max_running:
+            job = self.waiting[0]
+            if not self.pool.admits(job.most_tokens):
+                return
+            self.waiting.popleft()
+            prompt = np.asarray(job.request.prompt, dtype=np.int32)
+            job.holding = self.pool.acquire(job.request.trajectory, prompt, job.most_tokens)
+            job.cached_tokens = job.slab_length
+            job.clock.admitted = job.clock.prefilled = perf_counter()
+            self.totals["cached_tokens_total"] += job.cached_tokens
+            self.running.append(job)
+
+    def _chunk(self, job: Job) -> Segment:
+        assert job.holding is not None
+        at = job.slab_length
+        stop = min(len(job.tokens) - 1, at + self.config.prefill_chunk)
+        return Segment(job.holding.slab, tuple(job.tokens[at:stop]), tuple(range(stop - at)), None)
+
+    def _segment(self, job: Job, tree: DraftTree) -> Segment:
+        assert job.holding is not None
+        visible = ancestors(tree.parent) if len(tree) > 1 else None
+        return Segment(job.holding.slab, tree.token, tree.depth, visible)
+
+    def _prefilled(self, job: Job, tokens: int) -> None:
+        assert job.holding is not None
+        job.holding.slab.commit(range(tokens))
+        self.totals["prefill_tokens_total"] += tokens
+        job.clock.prefilled = perf_counter()
+
+    def _commit(self, job: Job, tree: DraftTree, logits: Tensor) -> None:
+        assert job.holding is not None
+        position = len(job.completion.tokens)
+        choices = logits.argmax(-1).tolist() if job.request.sampling.temperature == 0 else None
+
+        def choice(node: int, depth: int) -> int:
+            return choices[node] if choices else choose(logits[node], job.request.sampling, position + depth)
+
+        result = walk(tree, choice)
+        kept, text = commit(job.completion, result.tokens)
+        job.tokens.extend(result.tokens[:kept])
+        job.holding.slab.commit(result.path[:kept])
+        accepted = tuple(node for node in result.path[1:] if tree.depth[node] <= kept)
+        self.acceptance.observe(tree, result.path)
+        job.tally.add(tree, accepted)
+        job.clock.last = perf_counter()
+        self._observe(job, Outcome(result.tokens[:kept], tree, accepted))
+        self._emit(job, Delta(text, kept))
+
+    def _observe(self, job: Job, outcome: Outcome) -> None:
+        if job.drafter is None:
+            return
+        try:
+            job.drafter.observe(outcome)
+        except Exception as error:
+            disable(job, f"drafter failed: {type(error).__name__}")
+
+    def _emit(self, job: Job, delta: Delta) -> None:
+        if job.completion.finish:
+            self._leave(job)
+            delta = Delta(delta.text, delta.tokens, job.completion.finish, job.report())
+        job.emit(delta)
+
+    def _leave(self, job: Job) -> None:
+        assert job.holding is not None
+        self.running.remove(job)
+        self.pool.release(job.holding, job.tokens)
+
+    def _drop_cancelled(self) -> None:
+        for job in [job for job in self.running if job.cancelled]:
+            self._leave(job)
+        if any(job.cancelled for job in self.waiting):
+            self.waiting = deque(job for job in self.waiting if not job.cancelled)
+
+    def fail_all(self, error: Exception) -> None:
+        """End every job with `error`."""
+        for job in [*self.running, *self.waiting]:
+            job.fail(error)
+        for job in list(self.running):
+            self._leave(job)
+        self.waiting.clear()
+
+    def stats(self) -> dict[str, float]:
+        """Counters and gauges by metric name."""
+        jobs: Sequence[Job] = self.running
+        return {
+            **self.totals,
+            "running_requests": len(jobs),
+            "waiting_requests": len(self.waiting),
+            "kv_used_bytes": self.pool.used * self.pool.shape.token_bytes,
+            "kv_limit_bytes": self.pool.limit * self.pool.shape.token_bytes,
+        }

@@ -1,0 +1,50 @@
+"""Measuring what a pass costs on this device."""
+
+from collections.abc import Sequence
+from time import perf_counter
+
+from agentspec.engine.attention import Segment, ancestors
+from agentspec.engine.kv import Slab
+from agentspec.engine.target import Target
+from agentspec.policies.cost import CostTable
+
+START_ROWS = (1, 2, 4, 8, 16, 32)
+START_CONTEXT = 512
+
+
+def filled_slab(target: Target, context: int) -> Slab:
+    """A slab with `context` committed positions of zeros: as costly as real ones."""
+    slab = Slab(target.shape)
+    slab.reserve(context + 64)
+    slab.k.zero_()
+    slab.v.zero_()
+    slab.length = context
+    return slab
+
+
+def tree_parents(nodes: int) -> tuple[int, ...]:
+    """A tree of `nodes` nodes, a spine with a twig at every other node: the usual shape of retrieved drafts."""
+    return tuple(-1 if node == 0 else node - 1 if node % 3 else max(node - 2, 0) for node in range(nodes))
+
+
+def pass_seconds(target: Target, slab: Slab, nodes: int, repeats: int) -> list[float]:
+    """Wall seconds of `repeats` passes over a tree of `nodes` nodes behind the slab's context, logits included."""
+    parents = tree_parents(nodes)
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    visible = ancestors(parents) if nodes > 1 else None
+    segment = Segment(slab, tuple(range(1, nodes + 1)), tuple(depths), visible)
+    seconds = []
+    for _ in range(repeats):
+        start = perf_counter()
+        target.forward([segment], range(nodes))
+        seconds.append(perf_counter() - start)
+    return seconds
+
+
+def cost_table(target: Target, rows: Sequence[int] = START_ROWS, repeats: int = 4) -> CostTable:
+    """Quickest of `repeats` passes per row count, in milliseconds; also warms the model up."""
+    slab = filled_slab(target, min(START_CONTEXT, target.window - max(rows)))
+    pass_seconds(target, slab, rows[0], 2)
+    return CostTable.measured({count: min(pass_seconds(target, slab, count, repeats)) * 1e3 for count in rows})

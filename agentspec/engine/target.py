@@ -1,0 +1,67 @@
+"""The target model: one pass over the trees and prompt chunks of any number of sequences."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from agentspec.engine.attention import NAME, Segment
+from agentspec.engine.kv import KVShape
+from agentspec.engine.linear import prepack
+from agentspec.errors import ModelError
+
+
+def quiet_transformers() -> None:
+    """Leave progress and log lines to AgentSpec."""
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+class Target:
+    """A Hugging Face decoder in float32 on the CPU, its linears prepacked, its attention and KV ours."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Takes over `model`, which must have been loaded with `attn_implementation=NAME`."""
+        config: Any = model.config
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.shape = KVShape(config.num_hidden_layers, config.num_key_value_heads, dim)
+        self.window: int = config.max_position_embeddings
+        self.vocabulary: int = config.vocab_size
+        self.model = model.eval()
+        prepack(self.model)
+
+    @staticmethod
+    def load(folder: Path) -> "Target":
+        """The model of a folder with `config.json` and safetensors."""
+        quiet_transformers()
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, attn_implementation=NAME, local_files_only=True
+            )
+        except (OSError, ValueError) as error:
+            raise ModelError(f"cannot load a model from {folder}: {error}") from error
+        return Target(model)
+
+    @torch.inference_mode()
+    def forward(self, segments: Sequence[Segment], keep: Sequence[int]) -> Tensor:
+        """Logits (len(keep), vocabulary) of the kept rows, numbered over all segments in order.
+
+        The rows' keys and values lie behind each slab's committed part until `Slab.commit`.
+        """
+        for segment in segments:
+            segment.slab.reserve(segment.slab.length + len(segment.tokens))
+        tokens = torch.tensor([[token for segment in segments for token in segment.tokens]])
+        positions = torch.tensor([[s.slab.length + depth for s in segments for depth in s.depths]])
+        output = self.model(
+            tokens,
+            position_ids=positions,
+            use_cache=False,
+            logits_to_keep=torch.tensor(keep, dtype=torch.long),
+            segments=segments,
+        )
+        logits: Tensor = output.logits[0]
+        return logits
