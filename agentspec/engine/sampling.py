@@ -59,10 +59,10 @@ def nucleus(probabilities: Tensor, top_k: int, top_p: float) -> tuple[NDArray[np
         weights = probabilities.numpy()[tokens]
         order = np.lexsort((tokens, -weights))[:top_k]
         tokens, weights = tokens[order], weights[order]
-        total = weights.sum() if len(tokens) == top_k else 1.0
         cumulative = np.cumsum(weights)
+        total = cumulative[-1] if len(tokens) == top_k else 1.0
         complete = size == len(probabilities) or len(tokens) == top_k
         if complete or cumulative[-1] >= top_p * total:
-            stop = int(np.searchsorted(cumulative, top_p * total)) + 1
+            stop = int(np.searchsorted(cumulative, top_p * total)) + 1 if top_p < 1 else len(tokens)
             return tokens[:stop], weights[:stop]
         size = min(size * 16, len(probabilities))

@@ -13,12 +13,12 @@ def slow_allowed(logits: torch.Tensor, params: SamplingParams) -> dict[int, floa
     """The filters one after the other, on plain lists."""
     p = torch.softmax(logits.double() / params.temperature, -1).tolist()
     ranked = sorted(range(len(p)), key=lambda i: (-p[i], i))[: params.top_k or len(p)]
-    total = sum(p[i] for i in ranked)
+    total = sum(p[i] for i in ranked) if len(ranked) == params.top_k else 1.0
     kept, mass = [], 0.0
     for i in ranked:
         kept.append(i)
         mass += p[i]
-        if mass >= params.top_p * total - 1e-15:
+        if params.top_p < 1 and mass >= params.top_p * total:
             break
     top = max(p[i] for i in kept)
     return {i: p[i] for i in kept if p[i] >= params.min_p * top}
