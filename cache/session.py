@@ -1,0 +1,65 @@
+"""The drafter of one request: what its trajectory, its trajectory's parent and its scope would say next."""
+
+from collections.abc import Callable, Sequence
+
+from agentspec.cache.draft import Offer, draft
+from agentspec.cache.estimate import OWN, SHARED
+from agentspec.cache.history import Conversation, TrajectoryHistory
+from agentspec.cache.index import as_tokens
+from agentspec.types import DraftTree, Origin, Outcome
+
+
+class HistorySession:
+    """A `Drafter`. `propose` and `observe` may run on another thread than `close`."""
+
+    def __init__(
+        self,
+        history: TrajectoryHistory,
+        conversation: Conversation,
+        parent: TrajectoryHistory | None,
+        allowed: Origin,
+        finish: Callable[["HistorySession"], None],
+    ) -> None:
+        self.history = history
+        self.conversation = conversation
+        self.parent = parent
+        self.allowed = allowed
+        self.finish = finish
+        self.closed = False
+
+    def propose(self, budget: int) -> DraftTree:
+        """A tree of at most `budget` nodes beside the root, likeliest first by `cum`."""
+        with self.history.scope.lock:
+            root = int(self.conversation.tokens[self.conversation.size - 1])
+            return draft(self.offers(), root, budget)
+
+    def offers(self) -> Sequence[Offer]:
+        """What the allowed indexes can say."""
+        document = self.conversation.document
+        found: list[Offer] = []
+        if Origin.TRAJECTORY in self.allowed:
+            found += self.history.index.offers(document.tail, OWN, document)
+            if self.parent is not None:
+                found += self.parent.index.offers(document.tail, OWN)
+        if Origin.SCOPE in self.allowed:
+            found += self.history.scope.index.offers(document.tail, SHARED)
+        return found
+
+    def observe(self, outcome: Outcome) -> None:
+        """Add the committed tokens to the trajectory's history. After `close` they are ignored."""
+        tokens = as_tokens(outcome.tokens)
+        with self.history.scope.lock:
+            if not self.closed:
+                self.history.extend(self.conversation, tokens)
+
+    def close(self) -> None:
+        """The turn ended: what is new in it joins the scope's index and the store. Closing again does nothing.
+
+        Belongs to the thread of the event loop that opened the session.
+        """
+        with self.history.scope.lock:
+            if self.closed:
+                return
+            self.closed = True
+            self.conversation.busy = False
+        self.finish(self)
