@@ -1,11 +1,16 @@
-"""A small real worker: plays a script of deltas and remembers what it was asked."""
+"""A small real worker that plays a script of deltas, and ways to talk to an app in process."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import httpx
+
+from agentspec.config import ServerConfig
 from agentspec.errors import ContextTooLong
+from agentspec.server.app import create_app
 from agentspec.types import Delta, FinishReason, GenerationRequest, Report
 
 REPORT = Report(
@@ -73,3 +78,55 @@ class ScriptedWorker:
 
     def stats(self) -> Mapping[str, float]:
         return {"steps_total": 7, "running": self.running}
+
+
+CHAT = "/v1/chat/completions"
+HELLO: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
+
+
+def client_of(worker: ScriptedWorker, config: ServerConfig | None = None) -> httpx.AsyncClient:
+    """A client of a fresh app."""
+    transport = httpx.ASGITransport(create_app(worker, config or ServerConfig()))
+    return httpx.AsyncClient(transport=transport, base_url="http://test")
+
+
+def post(worker: ScriptedWorker, body: Any, headers: Mapping[str, str] | None = None) -> httpx.Response:
+    """One chat request to a fresh app; bytes are sent as they are."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return send(worker, "POST", CHAT, content=content, headers=headers)
+
+
+def send(
+    worker: ScriptedWorker,
+    method: str,
+    path: str,
+    *,
+    content: bytes | AsyncIterator[bytes] | None = None,
+    headers: Mapping[str, str] | None = None,
+    config: ServerConfig | None = None,
+) -> httpx.Response:
+    async def once() -> httpx.Response:
+        async with client_of(worker, config) as client:
+            return await client.request(method, path, content=content, headers=headers)
+
+    return asyncio.run(once())
+
+
+def ask(**fields: Any) -> dict[str, Any]:
+    """A valid request with some fields of its own."""
+    return {"messages": HELLO, **fields}
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The parsed events of a stream that ends with [DONE]."""
+    frames = [frame for frame in response.text.split("\n\n") if frame and not frame.startswith(":")]
+    assert frames[-1] == "data: [DONE]"
+    return [json.loads(frame.removeprefix("data: ")) for frame in frames[:-1]]
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    """The content of an error envelope, checked for shape."""
+    body = response.json()
+    assert list(body) == ["error"]
+    assert sorted(body["error"]) == ["code", "message", "param", "type"]
+    return dict(body["error"])
