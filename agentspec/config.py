@@ -87,7 +87,10 @@ class ServerConfig:
     """Largest request body; a larger one is refused with 413."""
 
     keepalive_s: float = 10.0
-    """A stream that was silent this long gets an SSE comment."""
+    """A stream that was silent this long gets an SSE comment; 0 sends none."""
+
+    shutdown_s: int = 10
+    """Longest wait for running requests at shutdown; then their streams end with an error event."""
 
 
 @dataclass(frozen=True, slots=True)

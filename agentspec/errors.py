@@ -6,7 +6,8 @@ AgentSpecError
 ├── TraceError               a trajectory file cannot be read; names file and line
 ├── ReplayError              a replayed server answered wrongly or not at all
 ├── InvalidRequest      400  the request is malformed or asks for what is not supported
-│   └── ContextTooLong  400  the prompt does not fit the model's window
+│   ├── ContextTooLong  400  the prompt does not fit the model's window
+│   └── UnsupportedParameter  400  a known option that nothing here can honour
 ├── UnknownModel        404  another model than the served one was asked for
 ├── NotFound            404  no such route or object
 ├── MethodNotAllowed    405  the route exists, the method does not
@@ -59,6 +60,12 @@ class ContextTooLong(InvalidRequest):
     """The prompt does not fit the model's window."""
 
     code = "context_length_exceeded"
+
+
+class UnsupportedParameter(InvalidRequest):
+    """A known option that nothing here can honour; refused rather than ignored."""
+
+    code = "unsupported_parameter"
 
 
 class UnknownModel(AgentSpecError):

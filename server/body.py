@@ -1,0 +1,88 @@
+"""Request bodies: read under a limit, parsed to JSON that can be walked and encoded again without surprises."""
+
+import json
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from starlette.requests import Request
+
+from agentspec.errors import BodyTooLarge, InvalidRequest
+
+MAX_DEPTH = 100
+"""Deepest nesting of arrays and objects; deeper bodies are refused."""
+
+DRAIN_FACTOR = 4
+"""A body over the limit is read up to this many times the limit, so that its sender gets to see the answer."""
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body; raises `BodyTooLarge` when it has more than `limit` bytes, announced or not."""
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise InvalidRequest(f"a body with content-encoding {encoding!r} is not supported", param="content-encoding")
+    body = bytearray()
+    size = 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size <= limit:
+            body += piece
+        elif size > limit * DRAIN_FACTOR:
+            break
+    if size > limit:
+        raise BodyTooLarge(f"the body is larger than {limit} bytes")
+    return bytes(body)
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`; raises `InvalidRequest` for everything else."""
+    value = parse_json(body)
+    if not isinstance(value, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    refuse_deep(value)
+    return value
+
+
+def parse_json(body: bytes) -> Any:
+    try:
+        return json.loads(body.decode("utf-8-sig"), parse_constant=refuse_constant)
+    except UnicodeDecodeError:
+        raise InvalidRequest("the body is not UTF-8 text") from None
+    except json.JSONDecodeError as error:
+        raise InvalidRequest(f"the body is not JSON: {error.msg} at character {error.pos}") from None
+    except RecursionError:
+        raise too_deep() from None
+    except ValueError:
+        raise InvalidRequest("the body holds a number with too many digits") from None
+
+
+def refuse_constant(name: str) -> NoReturn:
+    raise InvalidRequest(f"the body is not JSON: {name} is not a JSON value")
+
+
+def refuse_deep(value: Any) -> None:
+    """Raises `InvalidRequest` when `value` nests too deep or holds text that UTF-8 cannot encode."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [child for parent in level for child in children(parent)]
+        if not level:
+            return
+    raise too_deep()
+
+
+def children(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    if isinstance(value, list):
+        return value
+    if isinstance(value, str) and not encodable(value):
+        raise InvalidRequest("the body holds half of a surrogate pair, which is not a character")
+    return ()
+
+
+def encodable(text: str) -> bool:
+    """Whether `text` is free of lone surrogates."""
+    return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def too_deep() -> InvalidRequest:
+    return InvalidRequest(f"the body nests deeper than {MAX_DEPTH} levels")

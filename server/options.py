@@ -1,0 +1,77 @@
+"""Options that other servers know and this one cannot honour: refused, never ignored in silence."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from agentspec.errors import InvalidRequest, UnsupportedParameter
+from agentspec.server.wire import ChatRequest
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "frequency_penalty": (0,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "ignore_eos": (False,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True,),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "reasoning_effort": ("none",),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "stop_token_ids": ([],),
+    "structured_outputs": (),
+    "top_logprobs": (0,),
+    "typical_p": (1,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+"""Values, beside null, that ask for nothing and so are accepted."""
+
+
+def refuse_unsupported(body: Mapping[str, Any]) -> None:
+    """Raises `UnsupportedParameter` for a known option with a value that would have to be ignored."""
+    for name, neutral in NEUTRAL.items():
+        value = body.get(name)
+        if value is not None and value not in neutral and not is_moot(name, body):
+            raise UnsupportedParameter(f"{name} is not supported; leave it out", param=name)
+
+
+def is_moot(name: str, body: Mapping[str, Any]) -> bool:
+    """Whether an option has nothing to act on."""
+    return name == "parallel_tool_calls" and not body.get("tools") and body[name] is False
+
+
+def check_choices(asked: ChatRequest) -> None:
+    """Raises when more than one answer is asked for, or a tool call that cannot be enforced."""
+    if asked.n > 1:
+        raise UnsupportedParameter(f"n: only one choice is supported, got {asked.n}", param="n")
+    choice = asked.tool_choice
+    if choice in (None, "none", "auto"):
+        return
+    if choice != "required":
+        check_named_tool(asked)
+    if not asked.tools:
+        raise InvalidRequest("tool_choice: needs at least one tool in tools", param="tool_choice")
+    raise UnsupportedParameter("tool_choice: a tool call cannot be enforced; use none or auto", param="tool_choice")
+
+
+def check_named_tool(asked: ChatRequest) -> None:
+    """Raises `InvalidRequest` unless `tool_choice` is an object that names a tool of the request."""
+    choice = asked.tool_choice
+    function = choice.get("function") if isinstance(choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or choice.get("type", "function") != "function":
+        raise InvalidRequest("tool_choice: must be none, auto, required or name a function", param="tool_choice")
+    if name not in [tool.function.name for tool in asked.tools]:
+        raise InvalidRequest(f"tool_choice: no tool is named {name!r:.80}", param="tool_choice")

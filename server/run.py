@@ -1,0 +1,117 @@
+"""Runs the application on a socket, in the foreground or in a thread."""
+
+import contextlib
+import errno
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import uvicorn
+
+from agentspec.config import ServerConfig
+from agentspec.errors import ConfigError, Unavailable
+from agentspec.server.app import create_app
+from agentspec.types import Worker
+
+IDLE_CONNECTION_S = 75
+"""An agent that runs a tool between two calls finds its connection still open."""
+
+START_S = 30
+BACKLOG = 512
+
+
+class AppServer(uvicorn.Server):
+    """A server that says when it listens and, once stopped by a signal, returns."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Unlike the original, does not raise the signals again after an orderly end."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def serve(worker: Worker, config: ServerConfig, *, ready: Callable[[str], None] | None = None) -> None:
+    """Serves until SIGTERM or SIGINT, then lets running requests end for at most `config.shutdown_s` seconds.
+
+    `ready` is called with the base URL once requests are accepted. Raises `ConfigError` when the host or port of
+    `config` cannot be listened on.
+    """
+    listener = listen(config)
+    url = base_url(listener)
+    with listener:
+        app_server(worker, config, lambda: ready(url) if ready else None).run(sockets=[listener])
+
+
+@contextlib.contextmanager
+def serve_in_thread(worker: Worker, config: ServerConfig) -> Iterator[str]:
+    """Serves in a background thread on a free port; gives the base URL, and stops the server on leaving."""
+    listener = listen(replace(config, port=0))
+    started = threading.Event()
+    server = app_server(worker, config, started.set)
+    thread = threading.Thread(target=server.run, args=([listener],), name="agentspec-server", daemon=True)
+    with listener:
+        thread.start()
+        try:
+            if not started.wait(START_S):
+                raise Unavailable("the server did not start")
+            yield base_url(listener)
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def app_server(worker: Worker, config: ServerConfig, ready: Callable[[], None]) -> AppServer:
+    settings = uvicorn.Config(
+        create_app(worker, config),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        timeout_keep_alive=IDLE_CONNECTION_S,
+        timeout_graceful_shutdown=config.shutdown_s,
+    )
+    return AppServer(settings, ready)
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """A listening socket; raises `ConfigError` that names the setting at fault."""
+    if not 0 <= config.port <= 65535:
+        raise ConfigError(f"AGENTSPEC_SERVER_PORT must be 0 to 65535, got {config.port}")
+    try:
+        family, *_, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise listen_error(config, error) from None
+
+
+def listen_error(config: ServerConfig, error: OSError) -> ConfigError:
+    if error.errno == errno.EADDRINUSE:
+        return ConfigError(f"AGENTSPEC_SERVER_PORT: port {config.port} on {config.host} is in use")
+    if error.errno == errno.EACCES:
+        return ConfigError(f"AGENTSPEC_SERVER_PORT: no permission to listen on port {config.port}")
+    return ConfigError(f"AGENTSPEC_SERVER_HOST: cannot listen on {config.host!r}: {error.strerror}")
+
+
+def base_url(listener: socket.socket) -> str:
+    """The URL under which this machine reaches the socket."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,173 @@
+"""What a chat request looks like on the wire: lenient about what is not known, strict about what is.
+
+`null` means absent at every level. Fields that are not named here are kept as extras, see `unknown_fields`.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from agentspec.errors import InvalidRequest
+from agentspec.types import Origin
+
+MAX_STOPS = 16
+DRAFTERS = frozenset(str(origin.name).lower() for origin in Origin)
+
+
+class Wire(BaseModel):
+    """A JSON object of the API."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def drop_nulls(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            return {name: value for name, value in data.items() if value is not None}
+        return data
+
+
+def join_parts(content: Any) -> Any:
+    """Content as one string; an empty list of parts is like null."""
+    if not isinstance(content, list):
+        return content
+    return "".join(part_text(index, part) for index, part in enumerate(content)) if content else None
+
+
+def part_text(index: int, part: Any) -> str:
+    if not isinstance(part, dict):
+        raise ValueError(f"part {index} must be an object")
+    if part.get("type") != "text":
+        raise ValueError(f"part {index} has type {part.get('type')!r:.60}; only text parts are supported")
+    if not isinstance(part.get("text"), str):
+        raise ValueError(f"part {index} must have a string in text")
+    return str(part["text"])
+
+
+def encode_arguments(arguments: Any) -> Any:
+    """Some clients send back the arguments of a call as an object."""
+    return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
+
+
+def list_of_stops(stop: Any) -> Any:
+    stops = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stops, list) or not all(isinstance(item, str) for item in stops):
+        raise ValueError("must be a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise ValueError(f"must have at most {MAX_STOPS} strings, got {len(stops)}")
+    if "" in stops:
+        raise ValueError("must not hold an empty string")
+    return stops
+
+
+def known_drafters(names: list[str] | None) -> list[str] | None:
+    for name in names or []:
+        if name not in DRAFTERS:
+            raise ValueError(f"knows {sorted(DRAFTERS)}, got {name!r:.60}")
+    return names
+
+
+class FunctionCall(Wire):
+    name: str = Field(min_length=1)
+    arguments: Annotated[str, BeforeValidator(encode_arguments)] = ""
+
+
+class ToolCall(Wire):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Wire):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, BeforeValidator(join_parts)] = None
+    name: str | None = None
+    tool_calls: list[ToolCall] = []
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def needs_content(self) -> "Message":
+        if self.content is None and self.role in ("system", "developer", "user"):
+            raise ValueError(f"a {self.role} message must have content")
+        return self
+
+
+class Function(Wire):
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool = False
+
+
+class Tool(Wire):
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class StreamOptions(Wire):
+    include_usage: bool = False
+
+
+class Speculation(Wire):
+    """A request's own control over drafting; ours, so an unknown key is a mistake."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    enabled: bool = True
+    max_draft_tokens: int = Field(default=32, ge=0, le=4096)
+    drafters: Annotated[list[str] | None, AfterValidator(known_drafters)] = None
+    report: bool = False
+
+
+class ChatRequest(Wire):
+    """The body of `POST /v1/chat/completions`, as far as it is understood."""
+
+    messages: list[Message] = Field(min_length=1)
+    model: str | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    n: int = Field(default=1, ge=1)
+    stop: Annotated[list[str], BeforeValidator(list_of_stops)] = []
+    temperature: float = Field(default=1.0, ge=0, le=2)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=-1)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    seed: int | None = None
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    tools: list[Tool] = []
+    tool_choice: Any = None
+    speculation: Speculation = Speculation()
+    user: str | None = None
+    metadata: dict[str, Any] = {}
+    prompt_cache_key: str | None = None
+
+
+def parse_chat(body: dict[str, Any]) -> ChatRequest:
+    """The request in `body`; raises `InvalidRequest` that names the first wrong field by its path."""
+    try:
+        return ChatRequest.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        path = field_path(first["loc"])
+        reason = first["msg"].removeprefix("Value error, ")
+        raise InvalidRequest(f"{path}: {reason}" if path else reason, param=path or None) from None
+
+
+def field_path(location: tuple[int | str, ...]) -> str:
+    """`messages[0].content` from its parts."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return text.removeprefix(".")[:200]
+
+
+def unknown_fields(model: BaseModel, path: str = "") -> Iterator[str]:
+    """Paths of the fields that nothing here reads, list indices left out."""
+    for name in model.model_extra or {}:
+        yield f"{path}{name}"
+    for name in type(model).model_fields:
+        value = getattr(model, name)
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, BaseModel):
+                yield from unknown_fields(item, f"{path}{name}.")

@@ -1,0 +1,113 @@
+"""The server on a socket."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from agentspec.config import ServerConfig
+from agentspec.errors import ConfigError
+from agentspec.server.run import base_url, listen, serve, serve_in_thread
+from tests.server.conftest import CHAT, ScriptedWorker, ask, events
+
+
+def test_a_free_port_and_a_stream_over_it() -> None:
+    with serve_in_thread(ScriptedWorker(), ServerConfig(port=1)) as url:
+        assert httpx.get(url + "/health").json() == {"status": "ok"}
+        assert len(events(httpx.post(url + CHAT, json=ask(stream=True)))) == 4
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url + "/health")
+
+
+def test_a_taken_port_is_named() -> None:
+    with listen(ServerConfig(port=0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"AGENTSPEC_SERVER_PORT: port {port} on 127.0.0.1 is in use"):
+            serve(ScriptedWorker(), ServerConfig(port=port))
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.7", "a b"])
+def test_a_wrong_host_is_named(host: str) -> None:
+    with pytest.raises(ConfigError, match=f"AGENTSPEC_SERVER_HOST.*{host}"):
+        listen(ServerConfig(host=host, port=0))
+
+
+def test_a_wrong_port_is_named() -> None:
+    with pytest.raises(ConfigError, match="AGENTSPEC_SERVER_PORT must be 0 to 65535, got 70000"):
+        listen(ServerConfig(port=70_000))
+
+
+def test_base_url_can_be_used_from_here() -> None:
+    with listen(ServerConfig(host="0.0.0.0", port=0)) as listener:
+        assert base_url(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_nine_megabytes_on_a_socket_get_their_answer() -> None:
+    def pieces() -> Iterator[bytes]:
+        for _ in range(9):
+            yield b" " * 1_000_000
+
+    with serve_in_thread(ScriptedWorker(), ServerConfig()) as url:
+        assert httpx.post(url + CHAT, content=b" " * 9_000_000).status_code == 413
+        assert httpx.post(url + CHAT, content=pieces()).status_code == 413
+        assert httpx.post(url + CHAT, json=ask()).status_code == 200
+
+
+def test_a_stream_over_the_time_at_shutdown_ends_with_an_error_event() -> None:
+    worker = ScriptedWorker(script=["a"] * 1000, delay_s=0.05)
+    with serve_in_thread(worker, ServerConfig(shutdown_s=0)) as url:
+        stream = httpx.stream("POST", url + CHAT, json=ask(stream=True))
+        response = stream.__enter__()
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
+    rest = [line for line in lines if line]
+    stream.__exit__(None, None, None)
+    assert rest[-1].startswith('data: {"error":{"message":"the server is stopping"')
+    assert worker.running == 0
+
+
+SCRIPT = """
+from agentspec.config import ServerConfig
+from agentspec.server.run import serve
+from tests.server.conftest import ScriptedWorker
+serve(ScriptedWorker(script=["a"] * 10, delay_s=0.05), ServerConfig(port=0), ready=lambda url: print(url, flush=True))
+print("ended", flush=True)
+"""
+
+
+@contextmanager
+def server_process() -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_the_stream_end_and_serve_return(number: signal.Signals) -> None:
+    with server_process() as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        with httpx.stream("POST", url + CHAT, json=ask(stream=True)) as response:
+            lines = response.iter_lines()
+            next(lines)
+            os.kill(process.pid, number)
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert process.stdout.read() == "ended\n"
+        assert process.wait(5) == 0
+
+
+def test_serving_leaves_no_thread_behind() -> None:
+    before = threading.active_count()
+    with serve_in_thread(ScriptedWorker(), ServerConfig()) as url:
+        host, port = url.removeprefix("http://").split(":")
+        socket.create_connection((host, int(port))).close()
+    assert threading.active_count() == before
