@@ -46,8 +46,9 @@ def read_lines(paths: Iterable[Path]) -> Iterator[tuple[str, Any]]:
 
 def open_text(path: Path) -> io.TextIOWrapper:
     """The text of a file, unpacked when its name ends in `.gz`. Only a newline ends a line."""
-    binary = cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
-    return io.TextIOWrapper(binary, encoding="utf-8", newline="\n")
+    if path.suffix == ".gz":
+        return cast(io.TextIOWrapper, gzip.open(path, "rt", encoding="utf-8", newline="\n"))
+    return path.open("r", encoding="utf-8", newline="\n")
 
 
 def refuse_constant(name: str) -> None:
@@ -73,15 +74,20 @@ def write_traces(traces: Iterable[Trace], target: Path) -> int:
     part = target.with_name(f".{target.name}.part")
     count = 0
     try:
-        with part.open("wb") as plain:
-            file = cast(BinaryIO, gzip.GzipFile("", "wb", fileobj=plain, mtime=0)) if target.suffix == ".gz" else plain
-            for count, trace in enumerate(traces, 1):
-                file.write(trace_line(trace).encode("utf-8", "surrogatepass"))
-            if file is not plain:
-                file.close()
+        with part.open("wb") as plain, packed(plain, target) as file:
+            for trace in traces:
+                file.write(trace_line(trace).encode())
+                count += 1
         part.replace(target)
     except OSError as error:
         raise TraceError(f"{target}: cannot be written: {error.strerror or error}") from error
     finally:
         part.unlink(missing_ok=True)
     return count
+
+
+def packed(plain: BinaryIO, target: Path) -> contextlib.AbstractContextManager[BinaryIO]:
+    """A writer into `plain`, gzip if the target's name says so; equal traces give equal bytes."""
+    if target.suffix == ".gz":
+        return cast(contextlib.AbstractContextManager[BinaryIO], gzip.GzipFile("", "wb", fileobj=plain, mtime=0))
+    return contextlib.nullcontext(plain)

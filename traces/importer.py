@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from agentspec.errors import TraceError
 from agentspec.traces.files import located, read_lines, write_traces
@@ -27,6 +28,9 @@ class ImportOptions:
     repair: bool = False
     """Give ambiguous tool calls fresh ids in order instead of refusing the run."""
 
+    skip_invalid: bool = False
+    """Leave out and count a run that is refused instead of stopping there."""
+
 
 @dataclass(frozen=True, slots=True)
 class ImportCount:
@@ -35,31 +39,51 @@ class ImportCount:
     read: int
     written: int
     repaired: int
+    skipped: int
+
+
+class Source:
+    """The runs of some files, checked and counted while they are read."""
+
+    def __init__(self, paths: Sequence[Path], options: ImportOptions) -> None:
+        self._paths = paths
+        self._options = options
+        self._seen: set[str] = set()
+        self.read = self.repaired = self.skipped = 0
+
+    def traces(self) -> Iterator[Trace]:
+        """The valid runs in order; raises `TraceError` at the first other one unless those are skipped."""
+        for where, content in read_lines(self._paths):
+            self.read += 1
+            try:
+                with located(where):
+                    trace = self._checked(content)
+            except TraceError:
+                if not self._options.skip_invalid:
+                    raise
+                self.skipped += 1
+            else:
+                yield trace
+
+    def _checked(self, content: Any) -> Trace:
+        needs_repair = self._options.repair and is_ambiguous(content)
+        if needs_repair:
+            content = {**content, "messages": repaired_messages(content["messages"])}
+        trace = parse_trace(content)
+        if trace.id in self._seen:
+            raise TraceError(f"the id {trace.id!r:.200} was used before")
+        self._seen.add(trace.id)
+        self.repaired += needs_repair
+        return trace
 
 
 def import_traces(paths: Sequence[Path], target: Path, options: ImportOptions) -> ImportCount:
     """Writes the runs of `paths` that the options keep to `target`, in the order of the files."""
-    repaired = 0
-    read = 0
-
-    def checked() -> Iterator[Trace]:
-        nonlocal repaired, read
-        seen: set[str] = set()
-        for where, content in read_lines(paths):
-            with located(where):
-                read += 1
-                if options.repair and is_ambiguous(content):
-                    content = {**content, "messages": repaired_messages(content["messages"])}
-                    repaired += 1
-                trace = parse_trace(content)
-                if trace.id in seen:
-                    raise TraceError(f"the id {trace.id!r:.200} was used before")
-                seen.add(trace.id)
-            yield trace
-
-    kept = checked() if options.limit is None else sample(checked(), options.limit, options.seed)
+    source = Source(paths, options)
+    traces = source.traces()
+    kept = traces if options.limit is None else sample(traces, options.limit, options.seed)
     written = write_traces((shortened(trace, options.first_turns) for trace in kept), target)
-    return ImportCount(read, written, repaired)
+    return ImportCount(source.read, written, source.repaired, source.skipped)
 
 
 def is_ambiguous(content: object) -> bool:
