@@ -47,7 +47,7 @@ def read_lines(paths: Iterable[Path]) -> Iterator[tuple[str, Any]]:
 def open_text(path: Path) -> io.TextIOWrapper:
     """The text of a file, unpacked when its name ends in `.gz`. Only a newline ends a line."""
     if path.suffix == ".gz":
-        return cast(io.TextIOWrapper, gzip.open(path, "rt", encoding="utf-8", newline="\n"))
+        return gzip.open(path, "rt", encoding="utf-8", newline="\n")
     return path.open("r", encoding="utf-8", newline="\n")
 
 

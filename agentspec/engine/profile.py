@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from time import perf_counter
 
+import torch
+
 from agentspec.engine.attention import Segment, ancestors
 from agentspec.engine.kv import Slab
 from agentspec.engine.target import Target
@@ -12,6 +14,7 @@ START_ROWS = (1, 2, 4, 8, 16, 32)
 START_CONTEXT = 512
 
 
+@torch.inference_mode()
 def filled_slab(target: Target, context: int) -> Slab:
     """A slab with `context` committed positions of zeros: as costly as real ones."""
     slab = Slab(target.shape)
