@@ -1,6 +1,7 @@
 """Measuring what a pass costs on this device."""
 
 from collections.abc import Sequence
+from statistics import median
 from time import perf_counter
 
 import torch
@@ -46,8 +47,16 @@ def pass_seconds(target: Target, slab: Slab, nodes: int, repeats: int) -> list[f
     return seconds
 
 
-def cost_table(target: Target, rows: Sequence[int] = START_ROWS, repeats: int = 4) -> CostTable:
-    """Quickest of `repeats` passes per row count, in milliseconds; also warms the model up."""
+def cost_table(target: Target, rows: Sequence[int] = START_ROWS, rounds: int = 6) -> CostTable:
+    """Milliseconds per row count; also warms the model up.
+
+    The counts are measured in turns and compared within each round, so that a machine that is busy for a while
+    shifts all of them and not the ratios that drafting is decided by.
+    """
     slab = filled_slab(target, min(START_CONTEXT, target.window - max(rows)))
     pass_seconds(target, slab, rows[0], 2)
-    return CostTable.measured({count: min(pass_seconds(target, slab, count, repeats)) * 1e3 for count in rows})
+    table = [[pass_seconds(target, slab, count, 1)[0] for count in rows] for _ in range(rounds)]
+    single = min(seconds[0] for seconds in table) * 1e3
+    return CostTable.measured(
+        {count: single * median(seconds[i] / seconds[0] for seconds in table) for i, count in enumerate(rows)}
+    )
