@@ -5,7 +5,7 @@ import errno
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 
 import uvicorn
@@ -34,7 +34,7 @@ class AppServer(uvicorn.Server):
         self._ready()
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
+    def capture_signals(self) -> Generator[None]:
         """Unlike the original, does not raise the signals again after an orderly end."""
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -60,7 +60,7 @@ def serve(worker: Worker, config: ServerConfig, *, ready: Callable[[str], None] 
 
 
 @contextlib.contextmanager
-def serve_in_thread(worker: Worker, config: ServerConfig) -> Iterator[str]:
+def serve_in_thread(worker: Worker, config: ServerConfig) -> Generator[str]:
     """Serves in a background thread on a free port; gives the base URL, and stops the server on leaving."""
     listener = listen(replace(config, port=0))
     started = threading.Event()
@@ -112,6 +112,6 @@ def listen_error(config: ServerConfig, error: OSError) -> ConfigError:
 
 def base_url(listener: socket.socket) -> str:
     """The URL under which this machine reaches the socket."""
-    host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    bound, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bound, str(bound))
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

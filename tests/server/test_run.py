@@ -1,5 +1,7 @@
 """The server on a socket."""
 
+import http.client
+import json
 import os
 import signal
 import socket
@@ -49,15 +51,17 @@ def test_base_url_can_be_used_from_here() -> None:
         assert base_url(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_nine_megabytes_on_a_socket_get_their_answer() -> None:
-    def pieces() -> Iterator[bytes]:
-        for _ in range(9):
-            yield b" " * 1_000_000
-
+def test_a_sender_of_nine_megabytes_that_reads_late_gets_its_answer() -> None:
     with serve_in_thread(ScriptedWorker(), ServerConfig()) as url:
-        assert httpx.post(url + CHAT, content=b" " * 9_000_000).status_code == 413
-        assert httpx.post(url + CHAT, content=pieces()).status_code == 413
-        assert httpx.post(url + CHAT, json=ask()).status_code == 200
+        client = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
+        for body in (b" " * 9_000_000, iter([b" " * 1_000_000] * 9)):
+            client.request("POST", CHAT, body)
+            response = client.getresponse()
+            assert json.loads(response.read())["error"]["code"] == "body_too_large"
+            assert response.status == 413
+        client.request("POST", CHAT, json.dumps(ask()))
+        assert client.getresponse().status == 200
+        client.close()
 
 
 def test_a_stream_over_the_time_at_shutdown_ends_with_an_error_event() -> None:
