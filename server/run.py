@@ -96,7 +96,8 @@ def listen(config: ServerConfig) -> socket.socket:
     if not 0 <= config.port <= 65535:
         raise ConfigError(f"AGENTSPEC_SERVER_PORT must be 0 to 65535, got {config.port}")
     try:
-        family, *_, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
+        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)
+        family, *_, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
         raise listen_error(config, error) from None

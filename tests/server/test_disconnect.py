@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import httpx
@@ -39,6 +39,23 @@ async def leave(worker: ScriptedWorker, body: dict[str, Any], when: Callable[[li
     app = create_app(worker, ServerConfig(keepalive_s=0.01))
     await asyncio.wait_for(app(dict(HEAD), receive, send), 5)
     return sent
+
+
+def test_prx_02_while_the_body_is_sent() -> None:
+    worker = ScriptedWorker()
+    messages: Iterator[Message] = iter(
+        [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
+    )
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return next(messages)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    asyncio.run(create_app(worker, ServerConfig())(dict(HEAD), receive, send))
+    assert (sent, worker.rendered) == ([], [])
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -195,6 +195,11 @@ def test_api_40_options_that_would_do_nothing_are_refused(name: str, value: Any)
     assert (error["param"], error["code"]) == (name, "unsupported_parameter")
 
 
+def test_api_37_a_response_format_is_a_fault_of_the_request() -> None:
+    error = refused(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {}}})
+    assert error["type"] == "invalid_request_error"
+
+
 def test_neutral_values_of_unsupported_options_are_accepted(caplog: pytest.LogCaptureFixture) -> None:
     neutral = {"logprobs": False, "top_logprobs": 0, "frequency_penalty": 0.0, "presence_penalty": 0, "logit_bias": {}}
     more = {"response_format": {"type": "text"}, "n": 1, "parallel_tool_calls": False, "store": False}

@@ -1,5 +1,6 @@
 """The server on a socket."""
 
+import asyncio
 import http.client
 import json
 import os
@@ -8,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -107,6 +109,41 @@ def test_a_signal_lets_the_stream_end_and_serve_return(number: signal.Signals) -
             assert [line for line in lines if line][-1] == "data: [DONE]"
         assert process.stdout.read() == "ended\n"
         assert process.wait(5) == 0
+
+
+def test_the_server_side_needs_no_model_library() -> None:
+    code = "import sys, agentspec.server.run; print({'torch', 'numpy', 'transformers'} & set(sys.modules))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "set()\n"
+
+
+def test_localhost_is_the_address_that_clients_try() -> None:
+    with listen(ServerConfig(host="localhost", port=0)) as listener:
+        assert base_url(listener).startswith("http://127.0.0.1:")
+
+
+def test_many_clients_that_come_and_go_leave_nothing_running() -> None:
+    worker = ScriptedWorker(script=["a"] * 50, delay_s=0.002)
+
+    async def one(client: httpx.AsyncClient, index: int) -> str:
+        async with client.stream("POST", CHAT, json=ask(stream=index % 3 > 0)) as response:
+            pieces = response.aiter_text()
+            if index % 2:
+                return await anext(pieces)
+            return "".join([piece async for piece in pieces])
+
+    async def many(url: str) -> list[str]:
+        async with httpx.AsyncClient(base_url=url, timeout=20) as client:
+            return await asyncio.gather(*(one(client, index) for index in range(40)))
+
+    with serve_in_thread(worker, ServerConfig()) as url:
+        answers = asyncio.run(many(url))
+        deadline = time.monotonic() + 1
+        while worker.running and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert worker.running == 0
+    assert all(text.endswith("data: [DONE]\n\n") for text in answers[2::6] + answers[4::6])
+    assert worker.closed_early > 0
 
 
 def test_serving_leaves_no_thread_behind() -> None:
