@@ -1,8 +1,8 @@
 """Request bodies: read under a limit, parsed to JSON that can be walked and encoded again without surprises."""
 
 import json
-from collections.abc import Iterable
-from typing import Any, NoReturn
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn, cast
 
 from starlette.requests import Request
 
@@ -11,9 +11,6 @@ from agentspec.errors import BodyTooLarge, InvalidRequest
 MAX_DEPTH = 100
 """Deepest nesting of arrays and objects; deeper bodies are refused."""
 
-DRAIN_FACTOR = 4
-"""A body over the limit is read up to this many times the limit, so that its sender gets to see the answer."""
-
 
 async def read_body(request: Request, limit: int) -> bytes:
     """The whole body; raises `BodyTooLarge` when it has more than `limit` bytes, announced or not."""
@@ -21,25 +18,30 @@ async def read_body(request: Request, limit: int) -> bytes:
     if encoding.lower() != "identity":
         raise InvalidRequest(f"a body with content-encoding {encoding!r} is not supported", param="content-encoding")
     body = bytearray()
-    size = 0
     async for piece in request.stream():
-        size += len(piece)
-        if size <= limit:
-            body += piece
-        elif size > limit * DRAIN_FACTOR:
-            break
-    if size > limit:
-        raise BodyTooLarge(f"the body is larger than {limit} bytes")
+        body += piece
+        if len(body) > limit:
+            raise BodyTooLarge(f"the body is larger than {limit} bytes")
     return bytes(body)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
     """The JSON object in `body`; raises `InvalidRequest` for everything else."""
-    value = parse_json(body)
-    if not isinstance(value, dict):
+    value = as_object(parse_json(body))
+    if value is None:
         raise InvalidRequest("the body must be a JSON object")
     refuse_deep(value)
     return value
+
+
+def as_object(value: Any) -> dict[str, Any] | None:
+    """`value` if it is a JSON object."""
+    return cast(dict[str, Any], value) if isinstance(value, dict) else None
+
+
+def as_list(value: Any) -> Sequence[Any] | None:
+    """`value` if it is a JSON array."""
+    return cast(Sequence[Any], value) if isinstance(value, list) else None
 
 
 def parse_json(body: bytes) -> Any:
@@ -70,13 +72,12 @@ def refuse_deep(value: Any) -> None:
 
 
 def children(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return [*value, *value.values()]
-    if isinstance(value, list):
-        return value
     if isinstance(value, str) and not encodable(value):
         raise InvalidRequest("the body holds half of a surrogate pair, which is not a character")
-    return ()
+    fields = as_object(value)
+    if fields is not None:
+        return [*fields, *fields.values()]
+    return as_list(value) or ()
 
 
 def encodable(text: str) -> bool:

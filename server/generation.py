@@ -46,7 +46,7 @@ class Generation:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        tasks = [task for task in (self._pending, self._gone) if task is not None]
+        tasks: list[asyncio.Future[Any]] = [self._gone] if self._pending is None else [self._gone, self._pending]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

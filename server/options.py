@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentspec.errors import InvalidRequest, UnsupportedParameter
+from agentspec.server.body import as_object
 from agentspec.server.wire import ChatRequest
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -68,9 +69,8 @@ def check_choices(asked: ChatRequest) -> None:
 
 def check_named_tool(asked: ChatRequest) -> None:
     """Raises `InvalidRequest` unless `tool_choice` is an object that names a tool of the request."""
-    choice = asked.tool_choice
-    function = choice.get("function") if isinstance(choice, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
+    choice = as_object(asked.tool_choice) or {}
+    name = (as_object(choice.get("function")) or {}).get("name")
     if not isinstance(name, str) or choice.get("type", "function") != "function":
         raise InvalidRequest("tool_choice: must be none, auto, required or name a function", param="tool_choice")
     if name not in [tool.function.name for tool in asked.tools]:

@@ -74,7 +74,7 @@ class EventStream(Response):
         self._reading = Reading(with_tools)
         self._patience = keepalive_s or None
         self._calls = 0
-        self._sent = 0.0
+        self._sent = float("-inf")
         """When bytes were sent last."""
 
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}

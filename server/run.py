@@ -5,7 +5,7 @@ import errno
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 
 import uvicorn
@@ -34,7 +34,7 @@ class AppServer(uvicorn.Server):
         self._ready()
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
+    def capture_signals(self) -> Generator[None]:
         """Unlike the original, does not raise the signals again after an orderly end."""
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -60,7 +60,7 @@ def serve(worker: Worker, config: ServerConfig, *, ready: Callable[[str], None] 
 
 
 @contextlib.contextmanager
-def serve_in_thread(worker: Worker, config: ServerConfig) -> Iterator[str]:
+def serve_in_thread(worker: Worker, config: ServerConfig) -> Generator[str]:
     """Serves in a background thread on a free port; gives the base URL, and stops the server on leaving."""
     listener = listen(replace(config, port=0))
     started = threading.Event()
@@ -96,7 +96,8 @@ def listen(config: ServerConfig) -> socket.socket:
     if not 0 <= config.port <= 65535:
         raise ConfigError(f"AGENTSPEC_SERVER_PORT must be 0 to 65535, got {config.port}")
     try:
-        family, *_, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
+        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)
+        family, *_, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
         raise listen_error(config, error) from None
@@ -112,6 +113,6 @@ def listen_error(config: ServerConfig, error: OSError) -> ConfigError:
 
 def base_url(listener: socket.socket) -> str:
     """The URL under which this machine reaches the socket."""
-    host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    bound, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bound, str(bound))
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentspec.errors import InvalidRequest
-from agentspec.server.body import encodable, refuse_constant
+from agentspec.server.body import as_object, encodable, refuse_constant
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
@@ -43,8 +43,11 @@ class ToolParser:
         self._after_call = False
         """Whether nothing but white space came since the last call."""
 
-        self._scanned = 0
-        self._in_string = False
+        self._scanned: int = 0
+        """How much of a call's body needs no second look."""
+
+        self._in_string: bool = False
+        """Whether `_scanned` lies inside a JSON string."""
 
     def feed(self, text: str) -> list[str | Call]:
         """What became certain with `text`, in order."""
@@ -147,17 +150,19 @@ def held_back(text: str) -> int:
 def read_call(body: str) -> Call | None:
     """The call in the text between the markers, or None if it is not one."""
     try:
-        call: Any = json.loads(body, strict=False, parse_constant=refuse_constant)
-        name, arguments = call["name"], call.get("arguments")
-        if arguments is None:
-            arguments = {}
-        elif isinstance(arguments, str):
-            arguments = json.loads(arguments, strict=False, parse_constant=refuse_constant)
-        if not isinstance(name, str) or not name or not encodable(name) or not isinstance(arguments, dict):
+        call = as_object(read_json(body)) or {}
+        name, arguments = call.get("name"), call.get("arguments", {})
+        fields = as_object(read_json(arguments) if isinstance(arguments, str) else arguments)
+        if not isinstance(name, str) or not name or not encodable(name) or fields is None:
             return None
-        return Call(name, encode(arguments))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InvalidRequest):
+        return Call(name, encode(fields))
+    except (ValueError, RecursionError, InvalidRequest):
         return None
+
+
+def read_json(text: str) -> Any:
+    """The value of JSON text, in which strings may have raw line breaks, as models write them."""
+    return json.loads(text, strict=False, parse_constant=refuse_constant)
 
 
 def encode(arguments: dict[str, Any]) -> str:

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from agentspec.errors import InvalidRequest
-from agentspec.types import Origin
+from agentspec.server.body import as_list, as_object
+from agentspec.types import Origin, SpeculationParams
 
 MAX_STOPS = 16
 DRAFTERS = frozenset(str(origin.name).lower() for origin in Origin)
@@ -24,26 +25,28 @@ class Wire(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def drop_nulls(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            return {name: value for name, value in data.items() if value is not None}
-        return data
+        fields = as_object(data)
+        return data if fields is None else {name: value for name, value in fields.items() if value is not None}
 
 
 def join_parts(content: Any) -> Any:
     """Content as one string; an empty list of parts is like null."""
-    if not isinstance(content, list):
+    parts = as_list(content)
+    if parts is None:
         return content
-    return "".join(part_text(index, part) for index, part in enumerate(content)) if content else None
+    return "".join(part_text(index, part) for index, part in enumerate(parts)) if parts else None
 
 
 def part_text(index: int, part: Any) -> str:
-    if not isinstance(part, dict):
+    fields = as_object(part)
+    if fields is None:
         raise ValueError(f"part {index} must be an object")
-    if part.get("type") != "text":
-        raise ValueError(f"part {index} has type {part.get('type')!r:.60}; only text parts are supported")
-    if not isinstance(part.get("text"), str):
+    kind, text = fields.get("type"), fields.get("text")
+    if kind != "text":
+        raise ValueError(f"part {index} has type {kind!r:.60}; only text parts are supported")
+    if not isinstance(text, str):
         raise ValueError(f"part {index} must have a string in text")
-    return str(part["text"])
+    return text
 
 
 def encode_arguments(arguments: Any) -> Any:
@@ -52,8 +55,8 @@ def encode_arguments(arguments: Any) -> Any:
 
 
 def list_of_stops(stop: Any) -> Any:
-    stops = [stop] if isinstance(stop, str) else stop
-    if not isinstance(stops, list) or not all(isinstance(item, str) for item in stops):
+    stops = [stop] if isinstance(stop, str) else as_list(stop)
+    if stops is None or not all(isinstance(item, str) for item in stops):
         raise ValueError("must be a string or a list of strings")
     if len(stops) > MAX_STOPS:
         raise ValueError(f"must have at most {MAX_STOPS} strings, got {len(stops)}")
@@ -116,7 +119,7 @@ class Speculation(Wire):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     enabled: bool = True
-    max_draft_tokens: int = Field(default=32, ge=0, le=4096)
+    max_draft_tokens: int = Field(default=SpeculationParams().max_draft_tokens, ge=0)
     drafters: Annotated[list[str] | None, AfterValidator(known_drafters)] = None
     report: bool = False
 
@@ -168,6 +171,6 @@ def unknown_fields(model: BaseModel, path: str = "") -> Iterator[str]:
         yield f"{path}{name}"
     for name in type(model).model_fields:
         value = getattr(model, name)
-        for item in value if isinstance(value, list) else [value]:
+        for item in as_list(value) or [value]:
             if isinstance(item, BaseModel):
                 yield from unknown_fields(item, f"{path}{name}.")

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import httpx
@@ -13,6 +13,7 @@ from starlette.types import Message
 from agentspec.config import ServerConfig
 from agentspec.server.app import create_app
 from agentspec.server.run import serve_in_thread
+from agentspec.types import Delta, GenerationRequest
 from tests.server.conftest import CHAT, ScriptedWorker, ask
 
 HEAD = {"type": "http", "method": "POST", "path": CHAT, "headers": [], "query_string": b"", "http_version": "1.1"}
@@ -40,6 +41,23 @@ async def leave(worker: ScriptedWorker, body: dict[str, Any], when: Callable[[li
     return sent
 
 
+def test_prx_02_while_the_body_is_sent() -> None:
+    worker = ScriptedWorker()
+    messages: Iterator[Message] = iter(
+        [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
+    )
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return next(messages)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    asyncio.run(create_app(worker, ServerConfig())(dict(HEAD), receive, send))
+    assert (sent, worker.rendered) == ([], [])
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_prx_01_and_02_before_the_first_token(stream: bool) -> None:
     worker = ScriptedWorker(delay_s=60)
@@ -60,6 +78,41 @@ def test_prx_01_in_the_middle_of_a_whole_answer() -> None:
     started = time.monotonic()
     sent = asyncio.run(leave(worker, ask(), lambda _: time.monotonic() - started > 0.05))
     assert (worker.running, worker.closed_early, sent) == (0, 1, [])
+
+
+class HeldDeltas:
+    """An iterator that only its own `aclose` ends, as one that reads from another thread."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def __aiter__(self) -> "HeldDeltas":
+        return self
+
+    async def __anext__(self) -> Delta:
+        await asyncio.sleep(0.001)
+        return Delta("a", 1)
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+class HoldingWorker(ScriptedWorker):
+    """Gives the same iterator to every request."""
+
+    held = HeldDeltas()
+
+    def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+        return self.held
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_prx_05_the_iterator_of_the_worker_is_closed(stream: bool) -> None:
+    worker = HoldingWorker()
+    worker.held = HeldDeltas()
+    started = time.monotonic()
+    asyncio.run(leave(worker, ask(stream=stream), lambda _: time.monotonic() - started > 0.02))
+    assert worker.held.closed
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -41,7 +41,7 @@ SCALARS = (
     st.none()
     | st.booleans()
     | st.integers()
-    | st.floats(allow_nan=False)
+    | st.floats(allow_nan=False, allow_infinity=False)
     | st.sampled_from(WORDS)
     | st.text(max_size=5)
 )
@@ -52,18 +52,28 @@ ANYTHING = st.recursive(
     ),
     max_leaves=12,
 )
-MESSAGES = st.lists(
-    st.fixed_dictionaries(
-        {"role": st.sampled_from(WORDS[:5])},
-        optional={name: ANYTHING for name in Message.model_fields if name != "role"},
-    ),
-    min_size=1,
-    max_size=4,
-)
-BODIES = (
-    st.fixed_dictionaries({"messages": MESSAGES}, optional={name: ANYTHING for name in NAMES if name != "messages"})
-    | ANYTHING
-)
+GOOD = {"role": "user", "content": "x"}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+ALL_GOOD: dict[str, Any] = {
+    "messages": [GOOD, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": "y"}],
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+    "speculation": {"enabled": True},
+    "metadata": {"session_id": "s"},
+}
+
+
+def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where a value inside `value` can be replaced."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(deeper for key, item in inner for deeper in paths(item, (*path, key)))]
+
+
+def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    if not path:
+        return new
+    copy = value.copy()
+    copy[path[0]] = replaced(value[path[0]], path[1:], new)
+    return copy
 
 
 def answer(body: bytes) -> int:
@@ -74,8 +84,8 @@ def answer(body: bytes) -> int:
     return response.status_code
 
 
-@settings(deadline=None, max_examples=250)
-@given(BODIES)
+@settings(deadline=None, max_examples=60)
+@given(ANYTHING)
 def test_any_json(body: Any) -> None:
     answer(json.dumps(body).encode())
 
@@ -86,7 +96,20 @@ def test_any_bytes(body: bytes) -> None:
     assert answer(body) == 400
 
 
-@settings(deadline=None, max_examples=100)
-@given(st.dictionaries(st.sampled_from(sorted(ChatRequest.model_fields)), SCALARS, max_size=2))
+@settings(deadline=None, max_examples=250)
+@given(st.sampled_from(paths(ALL_GOOD)), ANYTHING)
+def test_a_good_request_with_one_thing_replaced(path: tuple[Any, ...], new: Any) -> None:
+    assert answer(json.dumps(ALL_GOOD).encode()) == 200
+    answer(json.dumps(replaced(ALL_GOOD, path, new)).encode())
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.dictionaries(st.sampled_from(NAMES), ANYTHING, max_size=3))
 def test_a_good_request_with_any_fields(fields: dict[str, Any]) -> None:
-    answer(json.dumps({"messages": [{"role": "user", "content": "x"}], **fields}).encode())
+    answer(json.dumps({**fields, "messages": [GOOD]}).encode())
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.dictionaries(st.sampled_from(NAMES), ANYTHING, max_size=3))
+def test_a_good_message_with_any_fields(fields: dict[str, Any]) -> None:
+    answer(json.dumps({"messages": [GOOD, {**GOOD, **fields}]}).encode())

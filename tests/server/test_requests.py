@@ -2,10 +2,12 @@
 
 import json
 import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
+from agentspec.errors import InvalidRequest
 from agentspec.types import SamplingParams, SpeculationParams
 from tests.server.conftest import CHAT, HELLO, ScriptedWorker, ask, error_of, post, send
 
@@ -193,6 +195,11 @@ def test_api_40_options_that_would_do_nothing_are_refused(name: str, value: Any)
     assert (error["param"], error["code"]) == (name, "unsupported_parameter")
 
 
+def test_api_37_a_response_format_is_a_fault_of_the_request() -> None:
+    error = refused(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {}}})
+    assert error["type"] == "invalid_request_error"
+
+
 def test_neutral_values_of_unsupported_options_are_accepted(caplog: pytest.LogCaptureFixture) -> None:
     neutral = {"logprobs": False, "top_logprobs": 0, "frequency_penalty": 0.0, "presence_penalty": 0, "logit_bias": {}}
     more = {"response_format": {"type": "text"}, "n": 1, "parallel_tool_calls": False, "store": False}
@@ -287,3 +294,32 @@ def test_compressed_bodies_are_refused() -> None:
     )
     assert response.status_code == 400
     assert error_of(response)["param"] == "content-encoding"
+
+
+class RefusingWorker(ScriptedWorker):
+    """Its chat template takes nothing."""
+
+    failure_of_render: Exception = InvalidRequest("the template wants turns to alternate", param="messages")
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    ) -> tuple[int, ...]:
+        raise self.failure_of_render
+
+
+def test_what_the_template_refuses_is_a_400() -> None:
+    error = error_of(post(RefusingWorker(), ask(stream=True)))
+    assert error == {
+        "message": "the template wants turns to alternate",
+        "type": "invalid_request_error",
+        "param": "messages",
+        "code": "invalid_request",
+    }
+
+
+def test_a_fault_in_the_template_tells_nothing() -> None:
+    worker = RefusingWorker()
+    worker.failure_of_render = KeyError("secret")
+    response = post(worker, ask())
+    assert response.status_code == 500
+    assert "secret" not in response.text

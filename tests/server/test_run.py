@@ -1,11 +1,15 @@
 """The server on a socket."""
 
+import asyncio
+import http.client
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -49,15 +53,17 @@ def test_base_url_can_be_used_from_here() -> None:
         assert base_url(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_nine_megabytes_on_a_socket_get_their_answer() -> None:
-    def pieces() -> Iterator[bytes]:
-        for _ in range(9):
-            yield b" " * 1_000_000
-
+def test_a_sender_of_nine_megabytes_that_reads_late_gets_its_answer() -> None:
     with serve_in_thread(ScriptedWorker(), ServerConfig()) as url:
-        assert httpx.post(url + CHAT, content=b" " * 9_000_000).status_code == 413
-        assert httpx.post(url + CHAT, content=pieces()).status_code == 413
-        assert httpx.post(url + CHAT, json=ask()).status_code == 200
+        client = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
+        for body in (b" " * 9_000_000, iter([b" " * 1_000_000] * 9)):
+            client.request("POST", CHAT, body)
+            response = client.getresponse()
+            assert json.loads(response.read())["error"]["code"] == "body_too_large"
+            assert response.status == 413
+        client.request("POST", CHAT, json.dumps(ask()))
+        assert client.getresponse().status == 200
+        client.close()
 
 
 def test_a_stream_over_the_time_at_shutdown_ends_with_an_error_event() -> None:
@@ -103,6 +109,41 @@ def test_a_signal_lets_the_stream_end_and_serve_return(number: signal.Signals) -
             assert [line for line in lines if line][-1] == "data: [DONE]"
         assert process.stdout.read() == "ended\n"
         assert process.wait(5) == 0
+
+
+def test_the_server_side_needs_no_model_library() -> None:
+    code = "import sys, agentspec.server.run; print({'torch', 'numpy', 'transformers'} & set(sys.modules))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "set()\n"
+
+
+def test_localhost_is_the_address_that_clients_try() -> None:
+    with listen(ServerConfig(host="localhost", port=0)) as listener:
+        assert base_url(listener).startswith("http://127.0.0.1:")
+
+
+def test_many_clients_that_come_and_go_leave_nothing_running() -> None:
+    worker = ScriptedWorker(script=["a"] * 50, delay_s=0.002)
+
+    async def one(client: httpx.AsyncClient, index: int) -> str:
+        async with client.stream("POST", CHAT, json=ask(stream=index % 3 > 0)) as response:
+            pieces = response.aiter_text()
+            if index % 2:
+                return await anext(pieces)
+            return "".join([piece async for piece in pieces])
+
+    async def many(url: str) -> list[str]:
+        async with httpx.AsyncClient(base_url=url, timeout=20) as client:
+            return await asyncio.gather(*(one(client, index) for index in range(40)))
+
+    with serve_in_thread(worker, ServerConfig()) as url:
+        answers = asyncio.run(many(url))
+        deadline = time.monotonic() + 1
+        while worker.running and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert worker.running == 0
+    assert all(text.endswith("data: [DONE]\n\n") for text in answers[2::6] + answers[4::6])
+    assert worker.closed_early > 0
 
 
 def test_serving_leaves_no_thread_behind() -> None:
