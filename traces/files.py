@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from agentspec.errors import TraceError
-from agentspec.traces.schema import Trace, parse_trace, trace_line
+from agentspec.traces.schema import Trace, encode_trace, parse_trace
 
 
 def read_traces(paths: Iterable[Path]) -> Iterator[Trace]:
@@ -47,7 +47,7 @@ def read_lines(paths: Iterable[Path]) -> Iterator[tuple[str, Any]]:
 def open_text(path: Path) -> io.TextIOWrapper:
     """The text of a file, unpacked when its name ends in `.gz`. Only a newline ends a line."""
     if path.suffix == ".gz":
-        return cast(io.TextIOWrapper, gzip.open(path, "rt", encoding="utf-8", newline="\n"))
+        return gzip.open(path, "rt", encoding="utf-8", newline="\n")
     return path.open("r", encoding="utf-8", newline="\n")
 
 
@@ -76,7 +76,7 @@ def write_traces(traces: Iterable[Trace], target: Path) -> int:
     try:
         with part.open("wb") as plain, packed(plain, target) as file:
             for trace in traces:
-                file.write(trace_line(trace).encode())
+                file.write(encode_trace(trace))
                 count += 1
         part.replace(target)
     except OSError as error:
