@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import takewhile
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from agentspec.traces.measure import TurnResult, bootstrap, rounded, summarise
-from agentspec.traces.replay import Replayed, ReplayOptions
+from agentspec.traces.options import ReplayOptions
+from agentspec.traces.replay import Replayed
 
 MISSING = "-"
 
@@ -49,7 +51,7 @@ def difference(turn: TurnResult) -> dict[str, Any]:
 
 def common_length(first: Sequence[int], second: Sequence[int]) -> int:
     """Tokens that two sequences have in common at their start."""
-    return next((at for at, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), len(first))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 def print_report(report: Mapping[str, Any], console: Console) -> None:
