@@ -36,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"agentspec: {' '.join(error.message.split())}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except ModuleNotFoundError as error:
+        if (error.name or "").startswith("agentspec"):
+            raise
         print(f"agentspec: {error}; this command needs: pip install 'agentspec-proxy[worker]'", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

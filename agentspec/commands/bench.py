@@ -20,6 +20,6 @@ def run_cost(arguments: argparse.Namespace) -> None:
     """Measures the cost table of the configured model and prints it."""
     config = chosen_config(arguments)
     pulled(config.model.name, config)
-    from agentspec.engine.cost import run_cost_bench
+    from agentspec.engine.cost import run_cost_bench  # type: ignore[import-not-found, unused-ignore]
 
     run_cost_bench(config, as_json=arguments.json)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import agentspec
-from agentspec.commands.models import pulled
+from agentspec.commands.engine import loaded_engine
 from agentspec.commands.numbers import NumberIn, positive, whole
 from agentspec.commands.settings import add_settings, chosen_config
 from agentspec.config import Config
@@ -158,13 +158,7 @@ def hosted_config(arguments: argparse.Namespace) -> Config:
 @contextlib.contextmanager
 def own_server(config: Config) -> Iterator[str]:
     """The base URL of a server in this process, with its own engine."""
-    pulled(config.model.name, config)
-    from agentspec.engine.service import Engine
-    from agentspec.server.run import serve_in_thread
+    from agentspec.server.run import serve_in_thread  # type: ignore[import-not-found, unused-ignore]
 
-    engine = Engine.load(config)
-    try:
-        with serve_in_thread(engine, config.server) as url:
-            yield url
-    finally:
-        asyncio.run(engine.close())
+    with loaded_engine(config) as engine, serve_in_thread(engine, config.server) as url:
+        yield url

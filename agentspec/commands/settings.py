@@ -61,7 +61,7 @@ def is_string(node: ast.stmt) -> TypeGuard[ast.Expr]:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
-def add_settings(parser: argparse.ArgumentParser, *names: str) -> None:
+def add_settings(parser: argparse._ActionsContainer, *names: str) -> None:
     """Adds a flag for each named setting (`part.field`): `--field`, or `--part` for a part's name."""
     known = {f"{setting.part}.{setting.field}": setting for setting in all_settings()}
     for name in names:
