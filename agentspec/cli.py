@@ -28,7 +28,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command. Exit code 0, 1 on failure, 2 on wrong usage or settings, 130 on Ctrl-C."""
-    parsed = build_parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    parsed = build_parser().parse_args(words)
+    parsed.command_line = ["agentspec", *words]
     try:
         parsed.run(parsed)
         sys.stdout.flush()

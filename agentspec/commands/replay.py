@@ -6,7 +6,6 @@ import contextlib
 import json
 import random
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -89,12 +88,17 @@ def run_replay(arguments: argparse.Namespace) -> None:
     with contextlib.ExitStack() as stack:
         url = arguments.url or stack.enter_context(own_server(hosted_config(arguments)))
         replayed = replay_with_progress(traces, url, options)
-    report = report_of(replayed, options, shlex.join(["agentspec", *sys.argv[1:]]))
+    report = report_of(replayed, options, without_key(arguments.command_line, arguments.api_key))
     if arguments.json:
         print(json.dumps(report))
     else:
         console = Console()
         print_report(report, console if console.is_terminal else Console(width=160))
+
+
+def without_key(command_line: Sequence[str], key: str | None) -> str:
+    """The command as it was given, to run it again, but for the key."""
+    return shlex.join(word.replace(key, "***") if key else word for word in command_line)
 
 
 def replay_with_progress(traces: "Sequence[Trace]", url: str, options: ReplayOptions) -> "Replayed":
@@ -158,7 +162,8 @@ def hosted_config(arguments: argparse.Namespace) -> Config:
 @contextlib.contextmanager
 def own_server(config: Config) -> Iterator[str]:
     """The base URL of a server in this process, with its own engine."""
-    from agentspec.server.run import serve_in_thread  # type: ignore[import-not-found, unused-ignore]
+    with loaded_engine(config) as engine:
+        from agentspec.server.run import serve_in_thread  # type: ignore[import-not-found, unused-ignore]
 
-    with loaded_engine(config) as engine, serve_in_thread(engine, config.server) as url:
-        yield url
+        with serve_in_thread(engine, config.server) as url:
+            yield url

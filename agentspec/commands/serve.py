@@ -25,9 +25,9 @@ def run_serve(arguments: argparse.Namespace) -> None:
     config = chosen_config(arguments)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    from agentspec.server.run import serve  # type: ignore[import-not-found, unused-ignore]
-
     with loaded_engine(config) as engine:
+        from agentspec.server.run import serve  # type: ignore[import-not-found, unused-ignore]
+
         serve(engine, config.server, ready=lambda url: print(greeting(url, engine.model), flush=True))
 
 

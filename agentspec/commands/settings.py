@@ -97,4 +97,4 @@ def chosen_config(arguments: argparse.Namespace) -> Config:
 
 def shown(value: Any) -> str:
     """A value for the eye, without the password of a URL."""
-    return re.sub(r"(?<=://)([^/@]*):[^/@]*@", r"\1:***@", str(value))
+    return re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1:***@", str(value))
