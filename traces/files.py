@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from agentspec.errors import TraceError
-from agentspec.traces.schema import Trace, parse_trace, trace_line
+from agentspec.traces.schema import Trace, encode_trace, parse_trace
 
 
 def read_traces(paths: Iterable[Path]) -> Iterator[Trace]:
@@ -76,7 +76,7 @@ def write_traces(traces: Iterable[Trace], target: Path) -> int:
     try:
         with part.open("wb") as plain, packed(plain, target) as file:
             for trace in traces:
-                file.write(trace_line(trace).encode())
+                file.write(encode_trace(trace))
                 count += 1
         part.replace(target)
     except OSError as error:

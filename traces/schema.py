@@ -8,8 +8,9 @@ from typing import Any
 from agentspec.errors import TraceError
 from agentspec.traces.messages import Message, check_messages
 
-REQUIRED = ("id", "source", "domain", "group", "messages")
-FIELDS = frozenset((*REQUIRED, "model", "tools", "meta"))
+NAMES = ("id", "source", "domain")
+OPTIONAL_NAMES = ("model", "group")
+FIELDS = frozenset((*NAMES, *OPTIONAL_NAMES, "messages", "tools", "meta"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +34,12 @@ class Trace:
     id: str
     source: str
     domain: str
-    group: str
-    """Task or session; trials of the same task share it."""
-
     messages: tuple[Message, ...]
     model: str | None = None
     """Model that wrote the assistant turns, if known."""
+
+    group: str | None = None
+    """Task or session; trials of the same task share it."""
 
     tools: tuple[Mapping[str, Any], ...] | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
@@ -63,11 +64,12 @@ def parse_trace(content: Any) -> Trace:
     unknown = sorted(set(content) - FIELDS)
     if unknown:
         raise TraceError(f"unknown field {unknown[0]!r:.80}; what else there is to say belongs in meta")
-    for name in REQUIRED[:-1]:
+    for name in NAMES:
         if not isinstance(content.get(name), str) or not content[name]:
             raise TraceError(f"{name} must be a string that is not empty, got {content.get(name)!r:.80}")
-    if not isinstance(content.get("model", ""), str):
-        raise TraceError(f"model must be a string, got {content['model']!r:.80}")
+    for name in OPTIONAL_NAMES:
+        if not isinstance(content.get(name), str | None):
+            raise TraceError(f"{name} must be a string, got {content[name]!r:.80}")
     check_messages(content.get("messages"))
     check_tools(content.get("tools"))
     check_meta(content.get("meta", {}), content["messages"])
@@ -76,9 +78,9 @@ def parse_trace(content: Any) -> Trace:
         id=content["id"],
         source=content["source"],
         domain=content["domain"],
-        group=content["group"],
         messages=tuple(content["messages"]),
         model=content.get("model"),
+        group=content.get("group"),
         tools=None if tools is None else tuple(tools),
         meta=content.get("meta", {}),
     )
@@ -117,8 +119,8 @@ def check_meta(meta: Any, messages: list[Message]) -> None:
         raise TraceError("meta.generated must hold the last message")
 
 
-def trace_line(trace: Trace) -> str:
-    """The trace as one line of JSON; optional fields without a value are left out."""
+def encode_trace(trace: Trace) -> bytes:
+    """The trace as one line of JSON in UTF-8; optional fields without a value are left out."""
     content = {
         "id": trace.id,
         "source": trace.source,
@@ -129,4 +131,8 @@ def trace_line(trace: Trace) -> str:
         "tools": None if trace.tools is None else list(trace.tools),
         "meta": dict(trace.meta) or None,
     }
-    return json.dumps({name: value for name, value in content.items() if value is not None}, ensure_ascii=False) + "\n"
+    present = {name: value for name, value in content.items() if value is not None}
+    try:
+        return json.dumps(present, ensure_ascii=False).encode() + b"\n"
+    except UnicodeEncodeError:
+        return json.dumps(present, ensure_ascii=True).encode() + b"\n"

@@ -1,0 +1,39 @@
+"""Progress on standard error, for people only: nothing is drawn when that is not a terminal."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+@contextlib.contextmanager
+def model_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Shows what is done to a model: a bar in bytes where there are bytes, else what is being done."""
+    console = Console(file=sys.stderr)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
+        tasks = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what)
+            counted = total if total > 1 else None
+            bars.update(tasks[what], completed=done if counted or done == 0 else 1, total=counted or done or None)
+
+        yield show
+
+
+@contextlib.contextmanager
+def turn_progress() -> Iterator[Callable[[int, int], None]]:
+    """Shows how many turns are done."""
+    console = Console(file=sys.stderr)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
+        task = bars.add_task("turns")
+
+        def show(done: int, total: int) -> None:
+            bars.update(task, completed=done, total=total)
+
+        yield show

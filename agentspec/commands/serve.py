@@ -1,0 +1,41 @@
+"""`agentspec serve`: an OpenAI-compatible server on a local model."""
+
+import argparse
+import logging
+import sys
+
+from agentspec.commands.engine import loaded_engine
+from agentspec.commands.settings import add_settings, chosen_config
+
+SETTINGS = (
+    "model.name", "model.home", "model.threads", "model.window", "server.host", "server.port", "cache.redis_url",
+    "engine.max_running", "engine.max_queue", "engine.kv_bytes", "engine.max_draft_tokens",
+)  # fmt: skip
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the command."""
+    parser = commands.add_parser("serve", help="serve a model to agents over the OpenAI API")
+    add_settings(parser, *SETTINGS)
+    parser.set_defaults(run=run_serve)
+
+
+def run_serve(arguments: argparse.Namespace) -> None:
+    """Loads the model and serves it until a signal ends the process."""
+    config = chosen_config(arguments)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    with loaded_engine(config) as engine:
+        from agentspec.server.run import serve  # type: ignore[import-not-found, unused-ignore]
+
+        serve(engine, config.server, ready=lambda url: print(greeting(url, engine.model), flush=True))
+
+
+def greeting(url: str, model: str) -> str:
+    """How to point an agent at the server."""
+    return (
+        f"Serving {model} at {url}/v1 (Ctrl-C stops)\n"
+        f"  export OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY=unused\n"
+        f"  model name: {model}; metrics: {url}/metrics\n"
+        "  Send X-AgentSpec-Trajectory: <id of the agent run> to say which requests belong together."
+    )
