@@ -65,6 +65,7 @@ class RedisStore:
         self.readers = asyncio.Semaphore(READERS)
         self.ends: OrderedDict[str, int] = OrderedDict()
         self.writer: asyncio.Task[None] | None = None
+        self.closed = False
         self.waiting = asyncio.Event()
         self.counts = dict.fromkeys(("errors", "skipped", "busy", "unreadable", "refused", "written"), 0)
 
@@ -124,6 +125,9 @@ class RedisStore:
 
     def put(self, write: Write) -> None:
         """Queue a write, and see that somebody works on the queue."""
+        if self.closed:
+            self.outbox.dropped += 1
+            return
         self.outbox.put(write)
         self.waiting.set()
         if self.writer is None or self.writer.done():
@@ -141,6 +145,7 @@ class RedisStore:
     async def close(self) -> None:
         """Write what waits, as far as that goes quickly, and disconnect."""
         await self.flush()
+        self.closed = True
         if self.writer is not None:
             self.writer.cancel()
             await asyncio.wait([self.writer])
@@ -156,7 +161,7 @@ class RedisStore:
 
     async def call(self, operation: Callable[[], Awaitable[Answer]], deadline_s: float) -> Answer | None:
         """An operation's answer; None when it fails in any way, or while the breaker is open."""
-        if not self.breaker.allows():
+        if self.closed or not self.breaker.allows():
             self.counts["skipped"] += 1
             return None
         try:
@@ -171,9 +176,12 @@ class RedisStore:
         return answer
 
     async def work(self) -> None:
-        """Write the queue to Redis, forever."""
-        tries = 0
-        while True:
+        """Write the queue to Redis until the store is closed.
+
+        A cancellation that a library swallowed on the way still ends it.
+        """
+        task, tries = asyncio.current_task(), 0
+        while not self.closed and not (task and task.cancelling()):
             if not self.outbox.writes:
                 self.waiting.clear()
                 await self.waiting.wait()

@@ -169,6 +169,7 @@ def test_rds_01_a_request_goes_on_without_drafts_from_a_paused_redis(redis_serve
         session.close()
         assert histories.stats()["store_errors_total"] > 0
         redis_server.resume()
+        await histories.close()
 
     run(redis_server.url, body, deadline_ms=20)
 
@@ -314,3 +315,14 @@ def test_an_outbox_forgets_one_trajectory() -> None:
     outbox.forget(Trajectory("a", SCOPE, parent="any"))
     assert [write.trajectory.id for write in outbox.writes] == ["b"]
     assert outbox.bytes == 257
+
+
+def test_a_closed_store_answers_and_writes_nothing(redis_server: Server) -> None:
+    async def body(store: RedisStore) -> None:
+        await store.append(RUN, [1])
+        await store.close()
+        await store.append(RUN, [2])
+        assert (await store.load(RUN)).size == 0
+        assert store.stats()["store_dropped_total"] == 1
+
+    run(redis_server.url, body)
