@@ -66,7 +66,7 @@ class Turn:
 
     new: Int32s
     continues: bool
-    """They follow what was saved last."""
+    """They follow what was saved last, or are the first."""
 
     @property
     def stored(self) -> Int32s:
@@ -147,7 +147,7 @@ class TrajectoryHistory:
         turn = Turn(
             overlap=conversation.tokens[start : conversation.saved].copy(),
             new=conversation.view(conversation.saved).copy(),
-            continues=self.last_saved is conversation,
+            continues=self.last_saved in (None, conversation),
         )
         conversation.saved = conversation.size
         self.last_saved = conversation

@@ -84,7 +84,7 @@ class Histories:
     def __init__(self, config: CacheConfig, store: HistoryStore | None = None) -> None:
         self.config = config
         self.store = store
-        self.shelf = Shelf(config)
+        self.shelf = Shelf(config, store.reserved_bytes if store else 0)
         self.tasks: set[asyncio.Task[None]] = set()
         self.sessions = 0
         self.failures = 0
@@ -185,9 +185,11 @@ class Histories:
             await self.store.delete(trajectory)
 
     async def flush(self) -> None:
-        """Wait until finished turns are shared and handed to the store."""
+        """Wait until finished turns are shared and, unless that takes long, stored."""
         while self.tasks:
             await asyncio.wait(self.tasks)
+        if self.store is not None:
+            await self.store.flush()
 
     async def close(self) -> None:
         """Flush, and close the store."""

@@ -16,9 +16,9 @@ Key = tuple[Scope, str]
 class Shelf:
     """Histories by trajectory and scope. Belongs to one thread."""
 
-    def __init__(self, config: CacheConfig) -> None:
-        most = config.memory_bytes // (4 * BYTES_PER_TOKEN)
-        self.budget = config.memory_bytes
+    def __init__(self, config: CacheConfig, reserved_bytes: int) -> None:
+        self.budget = max(config.memory_bytes - reserved_bytes, 0)
+        most = self.budget // (4 * BYTES_PER_TOKEN)
         self.trajectory_tokens = min(config.trajectory_tokens, most)
         self.scope_tokens = min(config.scope_tokens, most)
         self.trajectories: OrderedDict[Key, TrajectoryHistory] = OrderedDict()

@@ -1,19 +1,26 @@
 """Where histories outlive the process: the protocol of a store, and the one in memory."""
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
 
 from agentspec.cache.automaton import Int32s
+from agentspec.cache.index import Tokens
+from agentspec.config import CacheConfig
 from agentspec.types import Scope, Trajectory
 
 
 class HistoryStore(Protocol):
     """Keeps the tokens of trajectories. No method raises: what cannot be read is absent, and `stats` counts it."""
 
-    async def append(self, trajectory: Trajectory, tokens: Sequence[int] | Int32s) -> None:
+    @property
+    def reserved_bytes(self) -> int:
+        """Memory of this process that the store may take."""
+        ...
+
+    async def append(self, trajectory: Trajectory, tokens: Tokens) -> None:
         """Add tokens to the end of a trajectory; returns before they are stored."""
         ...
 
@@ -26,7 +33,11 @@ class HistoryStore(Protocol):
         ...
 
     async def delete(self, trajectory: Trajectory) -> None:
-        """Forget a trajectory."""
+        """Forget a trajectory; returns before it is gone."""
+        ...
+
+    async def flush(self) -> None:
+        """Wait until earlier calls took effect, but not for long."""
         ...
 
     async def close(self) -> None:
@@ -42,15 +53,20 @@ class MemoryStore:
     """Keeps trajectories in this process within a number of bytes; the least recently written leave first."""
 
     def __init__(self, max_bytes: int, trajectory_tokens: int) -> None:
-        self.max_bytes = max_bytes
+        self.reserved_bytes = max_bytes
         self.trajectory_tokens = trajectory_tokens
         self.kept: OrderedDict[tuple[Scope, str], Int32s] = OrderedDict()
         self.bytes = 0
         self.evictions = 0
+        self.refused = 0
 
-    async def append(self, trajectory: Trajectory, tokens: Sequence[int] | Int32s) -> None:
+    async def append(self, trajectory: Trajectory, tokens: Tokens) -> None:
         """Add tokens to the end of a trajectory, and forget its oldest beyond the limit."""
-        new = np.asarray(tokens, np.int32)
+        try:
+            new = np.asarray(tokens, np.int32).reshape(-1)
+        except (OverflowError, TypeError, ValueError):
+            self.refused += 1
+            return
         if not new.size:
             return
         key = (trajectory.scope, trajectory.id)
@@ -58,7 +74,7 @@ class MemoryStore:
         both = np.concatenate((old, new))[-self.trajectory_tokens :]
         self.kept[key] = both.copy()
         self.bytes += both.nbytes - old.nbytes
-        while self.bytes > self.max_bytes:
+        while self.bytes > self.reserved_bytes:
             _, evicted = self.kept.popitem(last=False)
             self.bytes -= evicted.nbytes
             self.evictions += 1
@@ -69,12 +85,15 @@ class MemoryStore:
 
     async def recent(self, scope: Scope, limit: int) -> list[str]:
         """Ids of a scope, newest first."""
-        return [key for owner, key in reversed(self.kept) if owner == scope][:limit]
+        return [key for owner, key in reversed(self.kept) if owner == scope][: max(limit, 0)]
 
     async def delete(self, trajectory: Trajectory) -> None:
         """Forget a trajectory."""
         forgotten = self.kept.pop((trajectory.scope, trajectory.id), None)
         self.bytes -= forgotten.nbytes if forgotten is not None else 0
+
+    async def flush(self) -> None:
+        """Every call takes effect at once."""
 
     async def close(self) -> None:
         """Forget everything."""
@@ -87,4 +106,14 @@ class MemoryStore:
             "store_bytes": self.bytes,
             "store_trajectories": len(self.kept),
             "store_evictions_total": self.evictions,
+            "store_refused_total": self.refused,
         }
+
+
+def make_store(config: CacheConfig) -> HistoryStore:
+    """The store that the settings ask for; connects to nothing yet."""
+    if not config.redis_url:
+        return MemoryStore(config.memory_bytes // 8, config.trajectory_tokens)
+    from agentspec.cache.redis_store import RedisStore
+
+    return RedisStore(config)

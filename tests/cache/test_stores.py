@@ -1,0 +1,167 @@
+"""What every `HistoryStore` does, for both of them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentspec.cache.redis_store import RedisStore
+from agentspec.cache.store import HistoryStore, MemoryStore, make_store
+from agentspec.config import CacheConfig
+from agentspec.errors import ConfigError
+from agentspec.types import Scope, Trajectory
+
+SCOPE = Scope("tenant", "model")
+RUN = Trajectory("run", SCOPE)
+
+Body = Callable[[HistoryStore], Awaitable[None]]
+
+
+@pytest.fixture(params=["memory", "redis"])
+def check(request: pytest.FixtureRequest) -> Callable[[Body], None]:
+    """Runs a test's body on a fresh store."""
+    if request.param == "memory":
+        config = CacheConfig()
+    else:
+        config = CacheConfig(redis_url=request.getfixturevalue("redis_server").url, deadline_ms=2000)
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[HistoryStore]:
+        store = make_store(config)
+        assert isinstance(store, MemoryStore if request.param == "memory" else RedisStore)
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    async def run(body: Body) -> None:
+        async with opened() as store:
+            await body(store)
+
+    return lambda body: asyncio.run(run(body))
+
+
+def test_appended_tokens_come_back_in_order(check: Callable[[Body], None]) -> None:
+    async def body(store: HistoryStore) -> None:
+        await store.append(RUN, [1, 2, 3])
+        await store.append(RUN, np.array([4, 5], np.int64))
+        await store.append(RUN, [])
+        await store.flush()
+        assert (await store.load(RUN)).tolist() == [1, 2, 3, 4, 5]
+
+    check(body)
+
+
+def test_a_long_history_comes_back_whole(check: Callable[[Body], None]) -> None:
+    async def body(store: HistoryStore) -> None:
+        tokens = np.random.default_rng(1).integers(0, 50_000, 100_000)
+        await store.append(RUN, tokens)
+        await store.flush()
+        assert np.array_equal(await store.load(RUN), tokens)
+
+    check(body)
+
+
+def test_only_the_newest_tokens_are_kept(check: Callable[[Body], None]) -> None:
+    async def body(store: HistoryStore) -> None:
+        limit = CacheConfig().trajectory_tokens
+        await store.append(RUN, np.arange(limit))
+        await store.append(RUN, [7, 8])
+        await store.flush()
+        loaded = await store.load(RUN)
+        assert loaded.size == limit
+        assert loaded[[0, -1]].tolist() == [2, 8]
+
+    check(body)
+
+
+def test_unknown_trajectories_are_empty(check: Callable[[Body], None]) -> None:
+    async def body(store: HistoryStore) -> None:
+        assert (await store.load(RUN)).tolist() == []
+        assert await store.recent(SCOPE, 10) == []
+        await store.delete(RUN)
+
+    check(body)
+
+
+def test_recent_lists_the_last_written_first(check: Callable[[Body], None]) -> None:
+    async def body(store: HistoryStore) -> None:
+        for name in ("first", "second", "third", "first"):
+            await store.append(Trajectory(name, SCOPE), [1])
+            await store.flush()
+        assert await store.recent(SCOPE, 10) == ["first", "third", "second"]
+        assert await store.recent(SCOPE, 2) == ["first", "third"]
+        assert await store.recent(SCOPE, 0) == []
+
+    check(body)
+
+
+def test_deleted_trajectories_are_gone(check: Callable[[Body], None]) -> None:
+    async def body(store: HistoryStore) -> None:
+        await store.append(RUN, [1])
+        await store.flush()
+        await store.append(RUN, [2])
+        await store.delete(RUN)
+        await store.append(Trajectory("other", SCOPE), [3])
+        await store.flush()
+        assert (await store.load(RUN)).tolist() == []
+        assert await store.recent(SCOPE, 10) == ["other"]
+
+    check(body)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (Trajectory("run", Scope("org_1", "2345")), Trajectory("run", Scope("org_12345", ""))),
+        (Trajectory("run", Scope("a:b", "c")), Trajectory("run", Scope("a", "b:c"))),
+        (Trajectory("run", Scope("a", "b")), Trajectory("run", Scope("a}", "b"))),
+        (Trajectory("b:run", Scope("a", "")), Trajectory("run", Scope("a", "b"))),
+        (Trajectory("run", Scope("a%3A", "b")), Trajectory("run", Scope("a:", "b"))),
+        (Trajectory("ü", SCOPE), Trajectory("u", SCOPE)),
+    ],
+)
+def test_prx_14_similar_names_stay_apart(check: Callable[[Body], None], first: Trajectory, second: Trajectory) -> None:
+    async def body(store: HistoryStore) -> None:
+        await store.append(first, [1])
+        await store.append(second, [2])
+        await store.flush()
+        assert (await store.load(first)).tolist() == [1]
+        assert (await store.load(second)).tolist() == [2]
+        assert first.id in await store.recent(first.scope, 10)
+        if first.scope != second.scope:
+            assert await store.recent(first.scope, 10) == [first.id]
+
+    check(body)
+
+
+@pytest.mark.parametrize("tokens", [[None], ["a"], [2**40]])
+def test_rds_04_what_is_no_token_is_counted_and_never_raises(check: Callable[[Body], None], tokens: list[Any]) -> None:
+    async def body(store: HistoryStore) -> None:
+        await store.append(RUN, tokens)
+        await store.flush()
+        assert (await store.load(RUN)).tolist() == []
+        assert store.stats()["store_refused_total"] == 1
+
+    check(body)
+
+
+def test_memory_store_keeps_its_byte_bound() -> None:
+    async def run() -> None:
+        store = MemoryStore(1000, 100)
+        for number in range(10):
+            await store.append(Trajectory(f"run-{number}", SCOPE), range(50))
+            assert store.stats()["store_bytes"] <= 1000
+        assert store.stats()["store_evictions_total"] == 5
+        assert await store.recent(SCOPE, 99) == [f"run-{number}" for number in (9, 8, 7, 6, 5)]
+
+    asyncio.run(run())
+
+
+def test_a_wrong_url_is_named_without_its_password() -> None:
+    with pytest.raises(ConfigError, match=r"AGENTSPEC_CACHE_REDIS_URL.*'http://\.\.\.@host'") as caught:
+        make_store(CacheConfig(redis_url="http://user:secret@host"))
+    assert "secret" not in str(caught.value)
