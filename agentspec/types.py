@@ -143,10 +143,10 @@ class Report:
     accepted_total: int
     queue_s: float
     prefill_s: float
-    """From leaving the queue to the first token."""
+    """From leaving the queue until all prompt tokens but the last were computed."""
 
     decode_s: float
-    """From the first token to the last."""
+    """From then to the last token: all `steps`, the one of the first token included."""
 
     draft_s: float
     """Part of `decode_s` spent proposing drafts."""
@@ -174,7 +174,7 @@ class Delta:
 
 
 class Worker(Protocol):
-    """What the server needs of an engine; a test's fake has the same five members."""
+    """What the server needs of an engine; a test's fake has the same members."""
 
     @property
     def model(self) -> str:
@@ -207,7 +207,14 @@ class Worker(Protocol):
     def stats(self) -> Mapping[str, float]:
         """Counters and gauges for `/metrics`, by metric name without the `agentspec_` prefix.
 
-        Names that end in `_total` are counters, the others gauges.
+        Names that end in `_total` are counters, the others gauges. Raises `Unavailable` when the worker is gone.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End the worker: running requests fail with `Unavailable`, memory is freed, histories are stored.
+
+        Called on the event loop that `generate` was used on.
         """
         ...
 

@@ -1,7 +1,9 @@
 """The HTTP application: routes from a worker, wrapped in error answers and access counts."""
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +35,10 @@ MAX_NAMES_LOGGED = 256
 
 
 def create_app(worker: Worker, config: ServerConfig) -> Starlette:
-    """The application that serves `worker`; holds no other state than metrics and the memory of conversations."""
+    """The application that serves `worker` and closes it at its own end.
+
+    Holds no other state than metrics and the memory of conversations.
+    """
     service = Service(worker, config)
     routes = [
         Route("/v1/chat/completions", service.chat, methods=["POST"]),
@@ -45,7 +50,14 @@ def create_app(worker: Worker, config: ServerConfig) -> Starlette:
     ]
     paths = frozenset(route.path for route in routes if "{" not in route.path)
     middleware = [Middleware(Access, service.metrics, paths), Middleware(Failures)]
-    return Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: not_routed})
+    handlers: Any = {HTTPException: not_routed}
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        await worker.close()
+
+    return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
 
 
 async def not_routed(request: Request, error: Exception) -> Response:

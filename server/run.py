@@ -82,7 +82,7 @@ def app_server(worker: Worker, config: ServerConfig, ready: Callable[[], None]) 
         create_app(worker, config),
         log_config=None,
         access_log=False,
-        lifespan="off",
+        lifespan="on",
         ws="none",
         server_header=False,
         timeout_keep_alive=IDLE_CONNECTION_S,

@@ -1,9 +1,9 @@
 """What a replay measures, per turn, per trajectory and in total.
 
-Decode speed counts the tokens after a completion's first one over the seconds from the first token to the last, as
-the server reports them (`decode_s`); prefill and queueing are left out. Servers that report nothing are timed by the
-client's clock, from the first to the last chunk with text. A sum over turns weighs each by its length: total tokens
-over total seconds, never a mean of ratios.
+Decode speed is all tokens of a completion over the seconds of all its steps, the first token's included, as the
+server reports them (`decode_s`); prefill and queueing are left out. Servers that report nothing are timed by the
+client's clock: tokens after the first one over the seconds from the first to the last chunk with text. A sum over
+turns weighs each by its length: total tokens over total seconds, never a mean of ratios.
 """
 
 import json
@@ -50,20 +50,21 @@ def output(answer: Answer) -> Any:
     return answer.text, json.dumps([call.get("function") for call in answer.calls])
 
 
-def decode_seconds(answer: Answer) -> float:
-    """Seconds from the first token to the last."""
+def decoded(answer: Answer) -> tuple[int, float]:
+    """Tokens and the seconds they took; nothing where there is nothing to measure."""
     reported = (answer.report or {}).get("decode_s")
-    return answer.last_s - answer.first_s if reported is None else float(reported)
+    if reported is not None:
+        return answer.completion_tokens, float(reported)
+    if answer.completion_tokens > 1:
+        return answer.completion_tokens - 1, answer.last_s - answer.first_s
+    return 0, 0.0
 
 
 def decode_rate(answers: Iterable[Answer]) -> float | None:
     """Decoded tokens per second over all answers; None when there is nothing to measure."""
-    tokens, seconds = 0, 0.0
-    for answer in answers:
-        if answer.completion_tokens > 1:
-            tokens += answer.completion_tokens - 1
-            seconds += decode_seconds(answer)
-    return tokens / seconds if seconds > 0 else None
+    pairs = [decoded(answer) for answer in answers]
+    seconds = sum(seconds for _, seconds in pairs)
+    return sum(tokens for tokens, _ in pairs) / seconds if seconds > 0 else None
 
 
 def speed_ratio(turns: Sequence[TurnResult]) -> float | None:

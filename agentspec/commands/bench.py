@@ -2,6 +2,7 @@
 
 import argparse
 
+from agentspec.commands.engine import limit_spinning
 from agentspec.commands.models import pulled
 from agentspec.commands.settings import add_settings, chosen_config
 
@@ -19,7 +20,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run_cost(arguments: argparse.Namespace) -> None:
     """Measures the cost table of the configured model and prints it."""
     config = chosen_config(arguments)
+    limit_spinning()
     pulled(config.model.name, config)
-    from agentspec.engine.cost import run_cost_bench  # type: ignore[import-not-found, unused-ignore]
+    from agentspec.engine.cost import run_cost_bench
 
     run_cost_bench(config, as_json=arguments.json)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 RECORDED = Path("traces") / "recorded"
 
 ABOUT = """Sends the recorded messages before every generated assistant turn to a server and lets it write that turn
-again. Decode speed is tokens after the first one per second from the first token to the last. With --baseline each
+again. Decode speed is generated tokens per second of decoding, prefill left out. With --baseline each
 turn is generated with speculation off and on, and both must give the same tokens. Answers of an earlier replay on
 the same server help a later one: compare on servers that were started fresh. Without --url a server is started in
 this process with the configured model."""
@@ -162,8 +162,8 @@ def hosted_config(arguments: argparse.Namespace) -> Config:
 @contextlib.contextmanager
 def own_server(config: Config) -> Iterator[str]:
     """The base URL of a server in this process, with its own engine."""
-    with loaded_engine(config) as engine:
-        from agentspec.server.run import serve_in_thread  # type: ignore[import-not-found, unused-ignore]
+    engine = loaded_engine(config)
+    from agentspec.server.run import serve_in_thread
 
-        with serve_in_thread(engine, config.server) as url:
-            yield url
+    with serve_in_thread(engine, config.server) as url:
+        yield url

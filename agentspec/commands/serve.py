@@ -25,10 +25,10 @@ def run_serve(arguments: argparse.Namespace) -> None:
     config = chosen_config(arguments)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    with loaded_engine(config) as engine:
-        from agentspec.server.run import serve  # type: ignore[import-not-found, unused-ignore]
+    engine = loaded_engine(config)
+    from agentspec.server.run import serve
 
-        serve(engine, config.server, ready=lambda url: print(greeting(url, engine.model), flush=True))
+    serve(engine, config.server, ready=lambda url: print(greeting(url, engine.model), flush=True))
 
 
 def greeting(url: str, model: str) -> str:

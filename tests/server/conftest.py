@@ -76,6 +76,9 @@ class ScriptedWorker:
             self.running -= 1
             self.closed_early += not complete
 
+    async def close(self) -> None:
+        self.running = 0
+
     def stats(self) -> Mapping[str, float]:
         return {"steps_total": 7, "running": self.running}
 
