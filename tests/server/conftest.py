@@ -45,6 +45,7 @@ class ScriptedWorker:
     rendered: list[tuple[list[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None]] = field(default_factory=list)
     running: int = 0
     closed_early: int = 0
+    ended: bool = False
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
@@ -77,7 +78,7 @@ class ScriptedWorker:
             self.closed_early += not complete
 
     async def close(self) -> None:
-        self.running = 0
+        self.ended = True
 
     def stats(self) -> Mapping[str, float]:
         return {"steps_total": 7, "running": self.running}

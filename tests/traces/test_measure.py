@@ -24,10 +24,10 @@ def turn(on: Answer, off: Answer | None = None) -> TurnResult:
     return TurnResult("a", 2, "digest", on, off)
 
 
-def test_rate_weighs_turns_by_length_and_leaves_out_the_first_token() -> None:
-    assert decode_rate([answer(11, 1.0), answer(31, 1.0)]) == 20.0
-    assert decode_rate([answer(1, 0.0), answer(11, 2.0)]) == 5.0
-    assert decode_rate([answer(1, 0.0)]) is None
+def test_rate_weighs_turns_by_length_and_counts_the_first_token() -> None:
+    assert decode_rate([answer(10, 1.0), answer(30, 1.0)]) == 20.0
+    assert decode_rate([answer(1, 0.1), answer(10, 1.9)]) == 5.5
+    assert decode_rate([answer(1)]) is None
     assert decode_rate([]) is None
 
 
@@ -86,9 +86,9 @@ def printed(turns: list[TurnResult], **options: Any) -> str:
 
 
 def test_table_shows_both_arms_and_what_was_accepted() -> None:
-    on = answer(11, 1.0, steps=4, drafted={"trajectory": 9}, accepted={"trajectory": 7})
-    text = printed([turn(on, answer(11, 2.0))], baseline=True)
-    for cell in ("run/one", "2.75", "trajectory 7/9", "5.0", "10.0", "2.00", "1/1"):
+    on = answer(10, 1.0, steps=4, drafted={"trajectory": 9}, accepted={"trajectory": 7})
+    text = printed([turn(on, answer(10, 2.0))], baseline=True)
+    for cell in ("run/one", "2.50", "trajectory 7/9", "5.0", "10.0", "2.00", "1/1"):
         assert cell in text
     assert "Decode speed with speculation over without: 2.00." in text
     assert "1 turns were skipped" in text
@@ -99,8 +99,8 @@ def test_table_of_a_plain_server_says_whose_clock_it_is() -> None:
 
 
 def test_speed_without_speculation_stands_in_its_own_column() -> None:
-    on = printed([turn(answer(11, 1.0))])
-    off = printed([turn(answer(11, 1.0))], speculation=False)
+    on = printed([turn(answer(10, 1.0))])
+    off = printed([turn(answer(10, 1.0))], speculation=False)
     row = next(line for line in on.splitlines() if "run/one" in line).split()
     other = next(line for line in off.splitlines() if "run/one" in line).split()
     assert row.index("10.0") == other.index("10.0") + 2

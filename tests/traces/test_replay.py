@@ -108,7 +108,7 @@ class FakeServer:
             "accepted_total": 6 if enabled else 0,
             "queue_s": 0.5,
             "prefill_s": 0.25,
-            "decode_s": (self.tokens - 1) * (ON_S_PER_TOKEN if enabled else OFF_S_PER_TOKEN),
+            "decode_s": self.tokens * (ON_S_PER_TOKEN if enabled else OFF_S_PER_TOKEN),
             "draft_s": 0.125,
             "token_ids": self.token_ids(enabled),
         }
@@ -203,7 +203,7 @@ def test_baseline_report_has_ratio_identity_and_sums() -> None:
         "accepted_total": 18,
         "queue_s": 1.5,
         "prefill_s": 0.75,
-        "decode_s": 0.24,
+        "decode_s": 0.27,
         "draft_s": 0.375,
         "skipped": 0,
         "model": "fake-model",
