@@ -23,6 +23,9 @@ class Access:
         self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
         status = 500
 
         async def noting(message: Message) -> None:

@@ -24,6 +24,9 @@ class Failures:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
         progress = Progress(send)
         try:
             await self._app(scope, receive, progress.send)

@@ -77,6 +77,7 @@ def test_a_stream_over_the_time_at_shutdown_ends_with_an_error_event() -> None:
     stream.__exit__(None, None, None)
     assert rest[-1].startswith('data: {"error":{"message":"the server is stopping"')
     assert worker.running == 0
+    assert worker.ended
 
 
 SCRIPT = """

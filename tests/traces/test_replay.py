@@ -240,9 +240,9 @@ def test_server_without_the_extension_is_timed_by_the_client() -> None:
     assert report["identical_turns"] == 1
 
 
-def test_one_token_answers_have_no_speed() -> None:
+def test_one_token_answers_have_a_speed_by_the_server_report() -> None:
     report = figures(FakeServer(tokens=1), [trace("a")], baseline=True)
-    assert (report["turns"], report["decode_tokens_per_s"], report["speed_ratio"]) == (2, None, None)
+    assert (report["turns"], report["decode_tokens_per_s"], report["speed_ratio"]) == (2, 100.0, 4.0)
 
 
 def test_turns_limit_and_named_model() -> None:
