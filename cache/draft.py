@@ -42,3 +42,12 @@ def draft(offers: Sequence[Offer], root: int, budget: int) -> DraftTree:
     token, parent, depth, origin = (tuple(row) for row in nodes.tolist())
     logp, cum = (tuple(row) for row in logs.tolist())
     return DraftTree(token, parent, depth, logp, cum, origin)
+
+
+def compile_kernels() -> None:
+    """Make the first request as quick as the others: load the kernels, or compile them, which takes many seconds."""
+    index = SuffixIndex()
+    index.extend([1, 2, 1])
+    index.match([1, 2])
+    index.known_prefix([1, 2])
+    draft([Offer(index, index.end())], 1, 2)

@@ -13,9 +13,22 @@ OWN, SHARED = 0, 1
 
 WEIGHTS: NDArray[np.float64] = np.array(
     [
-        [-1.4, 1.3, 0.3, -0.8, 0.0, 0.5],
-        [-2.0, 1.3, 0.3, -0.8, 0.0, 0.5],
+        [-1.662, -0.416, 0.832, -0.792, 0.820, 0.090, 0.815, 1.994],
+        [-1.274, -0.284, 1.025, -1.015, 0.510, 0.272, 0.506, 1.874],
+        [-1.220, -0.603, 0.650, -0.796, -0.244, 0.755, 0.400, 1.057],
+        [-1.617, 0.012, 0.947, -0.820, -0.013, 0.381, 0.684, 0.840],
     ]
 )
-"""By kind: constant, log of the length, log of the occurrences, log of the number of followers, 1 if there is one
-follower only; last the weight of the most recent follower beside the counts."""
+"""Rows: own shorter contexts, own longest context, shared shorter ones, shared longest one.
+
+Columns: constant, log of the length, log of the occurrences, log of the number of followers, 1 if there is one
+follower, log of the span, that again if there is one follower; last the weight of the most recent follower beside the
+counts. The span is how many tokens the next shorter context that occurs more often is shorter.
+"""
+
+LONG = 32
+"""Lengths and spans count up to so many tokens."""
+
+SOLE = 1.7
+"""A token without a rival is accepted length / (length + `SOLE`) of the time, or what its contexts say if more. The
+only follower of a context that is long and has a long span is accepted span / (span + `SOLE`) of the time."""

@@ -19,6 +19,7 @@ from agentspec.cache.automaton import (
     step,
 )
 from agentspec.cache.compiled import compiled
+from agentspec.cache.estimate import LONG, SOLE
 
 Sources = tuple[Int32s, ...]
 
@@ -42,11 +43,16 @@ PROMISING = 0.01
 
 
 @compiled
-def share(weights: Floats, length: int, total: float, degree: int) -> float:
+def share(weights: Floats, length: int, span: int, total: float, degree: int) -> float:
     """Part of the remaining probability that a context's own followers explain."""
-    score = weights[0] + weights[1] * math.log(length) + weights[2] * math.log(total) + weights[3] * math.log(degree)
+    score = weights[0] + weights[2] * math.log(total)
+    score += weights[1] * math.log(min(length, LONG))
+    span_log = math.log(min(span, LONG))
+    score += weights[5] * span_log
     if degree == 1:
-        score += weights[4]
+        score += weights[4] + weights[6] * span_log
+    else:
+        score += weights[3] * math.log(degree)
     return 1.0 / (1.0 + math.exp(-score))
 
 
@@ -58,6 +64,7 @@ def spread(
     length: int,
     weights: Floats,
     kind: int,
+    longest: bool,
     left: float,
     found: int,
     tokens: Int32s,
@@ -73,8 +80,13 @@ def spread(
         edge = edges[edge, NEXT]
     if states[state, DEGREE] > FOLLOWERS:
         total = max(total, states[state, COUNT])
-    part = left * share(weights[kind], length, total, states[state, DEGREE])
-    recent, bonus = states[state, RECENT], weights[kind, 5]
+    span = length - max(states[states[state, LINK], LENGTH], 0)
+    row = weights[2 * kind + longest]
+    part = share(row, length, span, total, states[state, DEGREE])
+    if longest and span >= LONG and states[state, DEGREE] == 1:
+        part = max(part, span / (span + SOLE))
+    part *= left
+    recent, bonus = states[state, RECENT], row[7]
     edge = states[state, HEAD]
     for _ in range(FOLLOWERS):
         if edge < 0:
@@ -108,7 +120,7 @@ def followers(
 ) -> int:
     """Candidates for the token after a context, from the longest match in any source to the shortest."""
     at, lengths = at.copy(), lengths.copy()
-    found, left, levels = 0, 1.0, 0
+    found, left, levels, longest = 0, 1.0, 0, 0
     while left > UNEXPLAINED and levels < LEVELS:
         best = 0
         for source in range(1, SOURCES):
@@ -125,15 +137,19 @@ def followers(
                 lengths[best],
                 weights,
                 kinds[best],
+                levels == 0,
                 left,
                 found,
                 tokens,
                 chances,
                 origins,
             )
+            longest = max(longest, lengths[best])
             levels += 1
         at[best] = states[at[best], LINK]
         lengths[best] = max(0, states[at[best], LENGTH])
+    if found == 1:
+        chances[0] = max(chances[0], longest / (longest + SOLE))
     return found
 
 

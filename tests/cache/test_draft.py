@@ -1,16 +1,20 @@
 """The shape, order and causality of drafts."""
 
 import math
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentspec.cache.draft import Offer, draft
+from agentspec.cache.automaton import extend, known_prefix, match
+from agentspec.cache.draft import Offer, compile_kernels, draft
 from agentspec.cache.estimate import OWN, SHARED
 from agentspec.cache.index import SuffixIndex
+from agentspec.cache.tree import grow_tree
 from agentspec.types import DraftTree, Origin
 
 tokens = st.lists(st.integers(0, 5), min_size=1, max_size=60)
+KERNELS: list[Any] = [extend, match, known_prefix, grow_tree]
 budgets = st.integers(0, 40)
 
 
@@ -117,3 +121,11 @@ def test_a_node_of_two_sources_carries_both_bits() -> None:
 def test_the_more_recent_follower_comes_first() -> None:
     tree = draft([own([1, 2, 8, 1, 2, 9, 1, 2])], 2, 8)
     assert tree.token[1] == 9
+
+
+def test_the_kernels_compile_once_for_all_callers() -> None:
+    compile_kernels()
+    before = [len(kernel.signatures) for kernel in KERNELS]
+    draft([own([1, 2, 1, 2]), shared([[1, 2]], [1])], 2, 4)
+    assert before == [1, 1, 1, 1]
+    assert [len(kernel.signatures) for kernel in KERNELS] == before
