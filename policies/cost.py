@@ -1,30 +1,44 @@
-"""What a target pass costs: milliseconds by number of rows, measured on this device."""
+"""What a target pass costs: milliseconds by number of rows and length of context, measured on this device."""
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+
+def interpolated(at: float, points: Sequence[int], values: Sequence[float]) -> float:
+    """Piecewise linear through two or more points, beyond the last ones by their slope."""
+    high = min(max(bisect_left(points, at), 1), len(points) - 1)
+    share = (at - points[high - 1]) / (points[high] - points[high - 1])
+    return values[high - 1] + (values[high] - values[high - 1]) * share
 
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Milliseconds of a pass at measured row counts; linear between them, and beyond the last by its slope."""
+    """Milliseconds of a pass; linear between what was measured."""
 
+    contexts: tuple[int, ...]
     rows: tuple[int, ...]
-    milliseconds: tuple[float, ...]
+    milliseconds: tuple[tuple[float, ...], ...]
+    """One tuple per context, one entry per row count."""
 
     @staticmethod
-    def measured(samples: Mapping[int, float]) -> "CostTable":
-        """From measurements at two or more row counts; noise that would make more rows cheaper is levelled."""
-        rows = tuple(sorted(samples))
-        assert len(rows) >= 2
-        milliseconds: list[float] = []
-        for count in rows:
-            milliseconds.append(max([samples[count], *milliseconds[-1:]]))
-        return CostTable(rows, tuple(milliseconds))
+    def measured(samples: Mapping[int, Mapping[int, float]]) -> "CostTable":
+        """From milliseconds by context and row count, two or more of each, the same row counts everywhere.
 
-    def __call__(self, rows: int) -> float:
-        """Milliseconds of a pass over `rows` rows."""
-        at = min(max(bisect_left(self.rows, rows), 1), len(self.rows) - 1)
-        low, high = self.rows[at - 1], self.rows[at]
-        below, above = self.milliseconds[at - 1], self.milliseconds[at]
-        return max(below + (above - below) * (rows - low) / (high - low), self.milliseconds[0])
+        Noise that would make more rows cheaper is levelled.
+        """
+        contexts = tuple(sorted(samples))
+        rows = tuple(sorted(samples[contexts[0]]))
+        table = []
+        for context in contexts:
+            levelled: list[float] = []
+            for count in rows:
+                levelled.append(max([samples[context][count], *levelled[-1:]]))
+            table.append(tuple(levelled))
+        return CostTable(contexts, rows, tuple(table))
+
+    def __call__(self, rows: int, context: float) -> float:
+        """Milliseconds of a pass over `rows` rows in all whose sequences have `context` tokens on average."""
+        cheapest = self.milliseconds[0][0]
+        by_context = [interpolated(rows, self.rows, table) for table in self.milliseconds]
+        return max(interpolated(context, self.contexts, by_context), cheapest)

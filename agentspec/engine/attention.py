@@ -31,31 +31,31 @@ class Segment:
     depths: tuple[int, ...]
     """Position of each row relative to the slab's length."""
 
-    visible: Tensor | None
-    """(rows, rows) bool: which rows of the segment each row attends to; None for one row or a causal chain."""
+    hidden: Tensor | None
+    """(rows, rows) bool: which rows of the segment each row must not see; None for one row or a causal chain."""
 
 
-def ancestors(parent: Sequence[int]) -> Tensor:
-    """(nodes, nodes) bool: node i attends to node j if j is i or one of its ancestors."""
+def strangers(parent: Sequence[int]) -> Tensor:
+    """(nodes, nodes) bool: node i must not see node j, which is neither i nor one of its ancestors."""
     mask = torch.eye(len(parent), dtype=torch.bool)
     for node, above in enumerate(parent):
         if above >= 0:
             mask[node] |= mask[above]
-    return mask
+    return ~mask
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scaling: float) -> Tensor:
-    """Attention of one segment's rows over its whole prefix and its visible rows.
+def attend(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, scaling: float) -> Tensor:
+    """Attention of one segment's rows over its whole prefix and the rows that are not hidden from them.
 
     q: (heads, rows, dim); k, v: (kv heads, cached + rows, dim); returns (rows, heads, dim).
     """
     heads, rows, dim = q.shape
     groups = heads // k.shape[0]
-    scores = torch.bmm(q.reshape(k.shape[0], groups * rows, dim), k.transpose(1, 2)).mul_(scaling)
+    scores = torch.bmm((q * scaling).view(k.shape[0], groups * rows, dim), k.transpose(1, 2))
     if rows > 1:
         inside = scores.view(k.shape[0], groups, rows, -1)[..., -rows:]
-        seen = torch.ones(rows, rows, dtype=torch.bool).tril() if visible is None else visible
-        inside.masked_fill_(~seen, float("-inf"))
+        later = torch.ones(rows, rows, dtype=torch.bool).triu(1) if hidden is None else hidden
+        inside.masked_fill_(later, float("-inf"))
     return torch.bmm(scores.softmax(-1), v).view(heads, rows, dim).transpose(0, 1)
 
 
@@ -86,10 +86,10 @@ def tree_attention(
         keys, values = slab.k[layer, :, : at + rows], slab.v[layer, :, : at + rows]
         keys[:, at:] = k[0, :, start:stop]
         values[:, at:] = v[0, :, start:stop]
-        if rows >= LONG and segment.visible is None:
+        if rows >= LONG and segment.hidden is None:
             out.append(attend_chunk(q[0, :, start:stop], keys, values, scaling))
         else:
-            out.append(attend(q[0, :, start:stop], keys, values, segment.visible, scaling))
+            out.append(attend(q[0, :, start:stop], keys, values, segment.hidden, scaling))
         start = stop
     return (out[0] if len(out) == 1 else torch.cat(out)).unsqueeze(0), None
 

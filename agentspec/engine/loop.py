@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from agentspec.config import EngineConfig
-from agentspec.engine.attention import Segment, ancestors
+from agentspec.engine.attention import Segment, strangers
 from agentspec.engine.commit import commit
 from agentspec.engine.job import Job
 from agentspec.engine.kv import KVPool
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 class StepLoop:
     """Runs jobs on a target, all of them in one batch. One thread owns it; only `Job.cancelled` is set by others."""
 
-    def __init__(self, target: Target, config: EngineConfig, cost: Callable[[int], float]) -> None:
+    def __init__(self, target: Target, config: EngineConfig, cost: Callable[[int, float], float]) -> None:
         self.target = target
         self.config = config
         self.cost = cost
@@ -94,8 +94,8 @@ class StepLoop:
 
     def _segment(self, job: Job, tree: DraftTree) -> Segment:
         assert job.holding is not None
-        visible = ancestors(tree.parent) if len(tree) > 1 else None
-        return Segment(job.holding.slab, tree.token, tree.depth, visible)
+        hidden = strangers(tree.parent) if len(tree) > 1 else None
+        return Segment(job.holding.slab, tree.token, tree.depth, hidden)
 
     def _prefilled(self, job: Job, tokens: int) -> None:
         assert job.holding is not None

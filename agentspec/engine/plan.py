@@ -68,7 +68,7 @@ def proposal(job: Job, most: int, vocabulary: int) -> DraftTree:
 def plan(
     jobs: Sequence[Job],
     acceptance: Acceptance,
-    cost: Callable[[int], float],
+    cost: Callable[[int, float], float],
     most: int,
     vocabulary: int,
     extra_rows: int,
@@ -76,7 +76,9 @@ def plan(
     """One tree per decoding job for the next pass, which holds `extra_rows` rows beside them."""
     start = perf_counter()
     trees = [proposal(job, most, vocabulary) for job in jobs]
-    cuts = best_cut([acceptance.calibrated(tree) for tree in trees], cost, extra_rows)
+    context = sum(job.slab_length for job in jobs) / max(len(jobs), 1)
+    reaches = [acceptance.calibrated(tree) for tree in trees]
+    cuts = best_cut(reaches, lambda rows: cost(rows, context), extra_rows)
     for job, tree, cut in zip(jobs, trees, cuts, strict=True):
         if job.drafter is not None and len(tree) > len(cut) == 1:
             job.reason = "no draft was worth its cost"

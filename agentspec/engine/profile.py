@@ -1,18 +1,18 @@
 """Measuring what a pass costs on this device."""
 
-from collections.abc import Sequence
 from statistics import median
 from time import perf_counter
 
 import torch
 
-from agentspec.engine.attention import Segment, ancestors
+from agentspec.engine.attention import Segment, strangers
 from agentspec.engine.kv import Slab
 from agentspec.engine.target import Target
 from agentspec.policies.cost import CostTable
 
-START_ROWS = (1, 2, 4, 8, 16, 32)
-START_CONTEXT = 512
+ROWS = (1, 2, 4, 8, 16, 32)
+LONGEST = 2048
+"""Tokens of the longest context that start-up measures; the other is an eighth of it."""
 
 
 @torch.inference_mode()
@@ -37,8 +37,8 @@ def pass_seconds(target: Target, slab: Slab, nodes: int, repeats: int) -> list[f
     depths: list[int] = []
     for parent in parents:
         depths.append(0 if parent < 0 else depths[parent] + 1)
-    visible = ancestors(parents) if nodes > 1 else None
-    segment = Segment(slab, tuple(range(1, nodes + 1)), tuple(depths), visible)
+    hidden = strangers(parents) if nodes > 1 else None
+    segment = Segment(slab, tuple(range(1, nodes + 1)), tuple(depths), hidden)
     seconds = []
     for _ in range(repeats):
         start = perf_counter()
@@ -47,16 +47,20 @@ def pass_seconds(target: Target, slab: Slab, nodes: int, repeats: int) -> list[f
     return seconds
 
 
-def cost_table(target: Target, rows: Sequence[int] = START_ROWS, rounds: int = 6) -> CostTable:
-    """Milliseconds per row count; also warms the model up.
+def cost_table(target: Target, rounds: int = 4) -> CostTable:
+    """Milliseconds by context and row count; also warms the model up."""
+    longest = min(LONGEST, target.window - ROWS[-1])
+    return CostTable.measured({context: row_costs(target, context, rounds) for context in (longest // 8, longest)})
+
+
+def row_costs(target: Target, context: int, rounds: int) -> dict[int, float]:
+    """Milliseconds by row count at one context.
 
     The counts are measured in turns and compared within each round, so that a machine that is busy for a while
     shifts all of them and not the ratios that drafting is decided by.
     """
-    slab = filled_slab(target, min(START_CONTEXT, target.window - max(rows)))
-    pass_seconds(target, slab, rows[0], 2)
-    table = [[pass_seconds(target, slab, count, 1)[0] for count in rows] for _ in range(rounds)]
+    slab = filled_slab(target, context)
+    pass_seconds(target, slab, ROWS[-1], 1)
+    table = [[pass_seconds(target, slab, count, 1)[0] for count in ROWS] for _ in range(rounds)]
     single = min(seconds[0] for seconds in table) * 1e3
-    return CostTable.measured(
-        {count: single * median(seconds[i] / seconds[0] for seconds in table) for i, count in enumerate(rows)}
-    )
+    return {count: single * median(seconds[i] / seconds[0] for seconds in table) for i, count in enumerate(ROWS)}

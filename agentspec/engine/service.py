@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
+from agentspec.cache.draft import compile_kernels
 from agentspec.cache.retrieval import Histories
 from agentspec.cache.session import HistorySession
 from agentspec.cache.store import HistoryStore
-from agentspec.config import CacheConfig, Config
+from agentspec.config import Config
 from agentspec.engine.chat import Chat
 from agentspec.engine.commit import Completion
 from agentspec.engine.job import Job
@@ -25,7 +26,7 @@ from agentspec.engine.target import Target
 from agentspec.engine.text import TextStream, TokenBytes
 from agentspec.engine.wheels import Progress, silent
 from agentspec.errors import ContextTooLong, InvalidRequest, Overloaded, Unavailable
-from agentspec.types import Delta, GenerationRequest, Outcome, Scope, Trajectory
+from agentspec.types import Delta, GenerationRequest
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class Engine:
         """Fetch and convert the configured model where needed, load it, measure it, start the engine's thread."""
         torch.set_num_threads(config.model.threads or os.cpu_count() or 1)
         folder = ensure(config.model.name, config.model.home, progress=progress)
-        asyncio.run(warm_up())
+        compile_kernels()
         return Engine.from_folder(config, folder, Histories(config.cache, store))
 
     @staticmethod
@@ -163,18 +164,6 @@ class Engine:
                     break
             self.loop.step()
         self.loop.fail_all(Unavailable("the server is shutting down"))
-
-
-async def warm_up() -> None:
-    """Have the retrieval kernels compiled, or loaded from disk, before the first request waits for them."""
-    histories = Histories(CacheConfig())
-    for name in ("first", "second"):
-        session = await histories.open(Trajectory(name, Scope("warm-up", "warm-up")), (1, 2, 3, 4) * 4)
-        tree = session.propose(8)
-        session.observe(Outcome((1, 2, 3), tree))
-        session.close()
-        await histories.flush()
-    await histories.close()
 
 
 def sender(

@@ -103,7 +103,7 @@ class Harness:
         tokens: list[int] = out[0, len(prompt) :].tolist()
         return tokens
 
-    def loop(self, cost: Callable[[int], float] = lambda rows: 1.0, **config: int) -> StepLoop:
+    def loop(self, cost: Callable[[int, float], float] = lambda rows, context: 1.0, **config: int) -> StepLoop:
         return StepLoop(self.target, EngineConfig(**config), cost)
 
     def job(
