@@ -51,7 +51,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, scaling: floa
     """
     heads, rows, dim = q.shape
     groups = heads // k.shape[0]
-    scores = torch.bmm((q * scaling).view(k.shape[0], groups * rows, dim), k.transpose(1, 2))
+    scores = torch.bmm((q * scaling).reshape(k.shape[0], groups * rows, dim), k.transpose(1, 2))
     if rows > 1:
         inside = scores.view(k.shape[0], groups, rows, -1)[..., -rows:]
         later = torch.ones(rows, rows, dtype=torch.bool).triu(1) if hidden is None else hidden
