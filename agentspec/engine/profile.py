@@ -10,7 +10,7 @@ from agentspec.engine.kv import Slab
 from agentspec.engine.target import Target
 from agentspec.policies.cost import CostTable
 
-ROWS = (1, 2, 4, 8, 16, 32)
+ROWS = (1, 4, 8, 16, 32)
 LONGEST = 2048
 """Tokens of the longest context that start-up measures; the other is an eighth of it."""
 
@@ -47,7 +47,7 @@ def pass_seconds(target: Target, slab: Slab, nodes: int, repeats: int) -> list[f
     return seconds
 
 
-def cost_table(target: Target, rounds: int = 4) -> CostTable:
+def cost_table(target: Target, rounds: int = 3) -> CostTable:
     """Milliseconds by context and row count; also warms the model up."""
     longest = min(LONGEST, target.window - ROWS[-1])
     return CostTable.measured({context: row_costs(target, context, rounds) for context in (longest // 8, longest)})

@@ -32,7 +32,7 @@ def counting(prefix: tuple[int, ...]) -> int:
 
 
 def emitted(tree: DraftTree) -> tuple[int, ...]:
-    prefixes = [(tree.token[0],)]
+    prefixes: list[tuple[int, ...]] = [(tree.token[0],)]
     for node in range(1, len(tree)):
         prefixes.append((*prefixes[tree.parent[node]], tree.token[node]))
     return walk(tree, lambda node, _: counting(prefixes[node])).tokens
@@ -73,7 +73,8 @@ def test_the_exact_law_by_enumeration_over_a_vocabulary_of_five() -> None:
     tree = tree_of([(0, 4), (2, 2)], 7)
     total: dict[tuple[int, ...], float] = {}
     for first, second in product(range(5), repeat=2):
-        tokens = walk(tree, lambda node, depth, ys=(first, second, 0): ys[depth]).tokens
+        choices = (first, second, 0)
+        tokens = walk(tree, lambda _, depth, ys=choices: ys[depth]).tokens  # type: ignore[misc]
         probability = p[()][first] * (p[(first,)][second] if first in (0, 2) else 0.2)
         total[tokens] = total.get(tokens, 0.0) + probability
     for tokens, probability in total.items():
