@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 
 import numpy as np
@@ -13,11 +13,12 @@ from agentspec.engine.attention import Segment, strangers
 from agentspec.engine.commit import commit
 from agentspec.engine.job import Job
 from agentspec.engine.kv import KVPool
-from agentspec.engine.plan import disable, plan
+from agentspec.engine.plan import disable, mean_context, plan
 from agentspec.engine.sampling import choose
 from agentspec.engine.target import Target
 from agentspec.engine.verify import walk
 from agentspec.errors import InternalError
+from agentspec.policies.cost import Cost
 from agentspec.policies.payoff import Acceptance
 from agentspec.types import Delta, DraftTree, Outcome
 
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 class StepLoop:
     """Runs jobs on a target, all of them in one batch. One thread owns it; only `Job.cancelled` is set by others."""
 
-    def __init__(self, target: Target, config: EngineConfig, cost: Callable[[int, float], float]) -> None:
+    def __init__(self, target: Target, config: EngineConfig, cost: Cost) -> None:
         self.target = target
         self.config = config
         self.cost = cost
@@ -64,7 +65,11 @@ class StepLoop:
         trees = plan(decoding, self.acceptance, self.cost, most, self.target.vocabulary, extra)
         segments = [self._segment(job, tree) for job, tree in zip(decoding, trees, strict=True)]
         rows = sum(len(tree) for tree in trees)
+        context = mean_context(decoding)
+        began = perf_counter()
         logits = self.target.forward([*segments, *([chunk] if chunk else [])], range(rows))
+        if not chunk:
+            self.cost.observe(rows, context, (perf_counter() - began) * 1e3, plain=rows == len(decoding))
         self.totals["steps_total"] += 1
         start = 0
         for job, tree in zip(decoding, trees, strict=True):

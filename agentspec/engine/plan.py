@@ -1,10 +1,11 @@
 """Before a pass: ask every job's drafter, distrust what it says, and keep the nodes that pay."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 
 from agentspec.engine.job import Job
+from agentspec.policies.cost import Cost
 from agentspec.policies.payoff import Acceptance, best_cut, pruned
 from agentspec.types import DraftTree
 
@@ -65,18 +66,23 @@ def proposal(job: Job, most: int, vocabulary: int) -> DraftTree:
     return pruned(tree, [node for node in range(len(tree)) if tree.depth[node] <= depth_limit][: budget + 1])
 
 
+def mean_context(jobs: Sequence[Job]) -> float:
+    """Committed tokens of a sequence, on average."""
+    return sum(job.slab_length for job in jobs) / max(len(jobs), 1)
+
+
 def plan(
     jobs: Sequence[Job],
     acceptance: Acceptance,
-    cost: Callable[[int, float], float],
+    cost: Cost,
     most: int,
     vocabulary: int,
     extra_rows: int,
 ) -> list[DraftTree]:
     """One tree per decoding job for the next pass, which holds `extra_rows` rows beside them."""
     start = perf_counter()
-    trees = [proposal(job, most, vocabulary) for job in jobs]
-    context = sum(job.slab_length for job in jobs) / max(len(jobs), 1)
+    trees = [proposal(job, 0 if cost.plain_is_due else most, vocabulary) for job in jobs]
+    context = mean_context(jobs)
     reaches = [acceptance.calibrated(tree) for tree in trees]
     cuts = best_cut(reaches, lambda rows: cost(rows, context), extra_rows)
     for job, tree, cut in zip(jobs, trees, cuts, strict=True):

@@ -1,6 +1,5 @@
 """Measuring what a pass costs on this device."""
 
-from statistics import median
 from time import perf_counter
 
 import torch
@@ -56,11 +55,9 @@ def cost_table(target: Target, rounds: int = 3) -> CostTable:
 def row_costs(target: Target, context: int, rounds: int) -> dict[int, float]:
     """Milliseconds by row count at one context.
 
-    The counts are measured in turns and compared within each round, so that a machine that is busy for a while
-    shifts all of them and not the ratios that drafting is decided by.
+    The counts are measured in turns, and the quickest pass of each counts: other load only makes passes slower.
     """
     slab = filled_slab(target, context)
     pass_seconds(target, slab, ROWS[-1], 1)
     table = [[pass_seconds(target, slab, count, 1)[0] for count in ROWS] for _ in range(rounds)]
-    single = min(seconds[0] for seconds in table) * 1e3
-    return {count: single * median(seconds[i] / seconds[0] for seconds in table) for i, count in enumerate(ROWS)}
+    return {count: min(seconds[i] for seconds in table) * 1e3 for i, count in enumerate(ROWS)}

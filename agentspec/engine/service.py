@@ -26,6 +26,7 @@ from agentspec.engine.target import Target
 from agentspec.engine.text import TextStream, TokenBytes
 from agentspec.engine.wheels import Progress, silent
 from agentspec.errors import ContextTooLong, InvalidRequest, Overloaded, Unavailable
+from agentspec.policies.cost import LearnedCost
 from agentspec.types import Delta, GenerationRequest
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class Engine:
         self.end_tokens = end_tokens
         self.histories = histories
         self.token_bytes = TokenBytes(chat.tokenizer)
-        self.cost = cost_table(target)
+        self.cost = LearnedCost(cost_table(target))
         self.loop = StepLoop(target, config.engine, self.cost)
         self._window = min(config.model.window or target.window, target.window, self.loop.pool.limit)
         self._wake = threading.Condition()

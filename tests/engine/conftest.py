@@ -1,7 +1,7 @@
 """Drafters with a will of their own, and a harness that runs jobs on a step loop without threads."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,20 @@ class Scripted:
 
 
 @dataclass
+class FixedCost:
+    """A pass costs 1 and each row `row_cost` beside it, whatever is observed."""
+
+    row_cost: float
+    plain_is_due: bool = False
+
+    def __call__(self, rows: int, context: float) -> float:
+        return 1 + self.row_cost * rows
+
+    def observe(self, rows: int, context: float, milliseconds: float, plain: bool) -> None:
+        pass
+
+
+@dataclass
 class Result:
     """What came back for one request."""
 
@@ -103,8 +117,8 @@ class Harness:
         tokens: list[int] = out[0, len(prompt) :].tolist()
         return tokens
 
-    def loop(self, cost: Callable[[int, float], float] = lambda rows, context: 1.0, **config: int) -> StepLoop:
-        return StepLoop(self.target, EngineConfig(**config), cost)
+    def loop(self, row_cost: float = 0.0, **config: int) -> StepLoop:
+        return StepLoop(self.target, EngineConfig(**config), FixedCost(row_cost))
 
     def job(
         self,

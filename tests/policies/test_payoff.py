@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentspec.policies.cost import CostTable
 from agentspec.policies.payoff import GAIN, Acceptance, best_cut, bucket, pruned
 from agentspec.types import DraftTree
 
@@ -93,10 +92,3 @@ def test_only_children_of_visited_nodes_are_evidence() -> None:
 @given(st.floats(0, 1))
 def test_every_probability_has_a_bucket(probability: float) -> None:
     assert 0 <= bucket(probability) < 12
-
-
-def test_costs_are_linear_between_measurements_and_never_fall() -> None:
-    table = CostTable.measured({100: {1: 10.0, 2: 9.0, 4: 12.0}, 300: {1: 20.0, 2: 20.0, 4: 24.0}})
-    assert (table(1, 100), table(2, 100), table(3, 100), table(6, 100)) == (10.0, 10.0, 11.0, 14.0)
-    assert (table(4, 200), table(4, 400)) == (18.0, 30.0)
-    assert table(1, 0) == 10.0
