@@ -34,7 +34,7 @@ build: $(READY)  ## build the wheel into dist/ and import it from a clean enviro
 	@rm -rf build dist
 	@$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 	@$(BIN)/python -m venv build/clean
-	@build/clean/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	@build/clean/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt dist/*.whl
 	@cd build && clean/bin/python -c "import agentspec.cli, agentspec.server.run, agentspec.traces.replay"
 	@cd build && clean/bin/agentspec --version
 	@echo "top-level names in the wheel:"
@@ -53,5 +53,5 @@ $(READY): pyproject.toml constraints.txt
 		$(PYTHON) -m venv --clear .venv; \
 	fi
 	@echo "Installing AgentSpec and its tools into .venv: a minute or two"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
