@@ -1,6 +1,8 @@
 """`agentspec serve --demo`: the server replays two shipped runs against itself, so that a first start shows figures."""
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from agentspec.errors import AgentSpecError, TraceError
@@ -28,11 +30,25 @@ async def demonstrate(url: str) -> None:
     try:
         runs = demonstration_runs()
         print(ABOUT.format(turns=OPTIONS.turns, runs=len(runs)), flush=True)
-        show(await replayed_runs(runs, url))
+        with no_access_log():
+            replayed = await replayed_runs(runs, url)
+        show(replayed)
     except AgentSpecError as error:
         print(f"The demonstration failed: {error.message}\nThe server keeps serving.", flush=True)
     except Exception:
         log.exception("the demonstration failed; the server keeps serving")
+
+
+@contextlib.contextmanager
+def no_access_log() -> Iterator[None]:
+    """Keeps the lines of the server's own requests off the terminal."""
+    access = logging.getLogger("agentspec.server.access")
+    level = access.level
+    access.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        access.setLevel(level)
 
 
 def demonstration_runs() -> "list[Trace]":

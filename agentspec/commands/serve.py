@@ -30,7 +30,8 @@ def run_serve(arguments: argparse.Namespace) -> None:
     """Loads the model and serves it until a signal ends the process."""
     config = chosen_config(arguments)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for library in ("httpx", "uvicorn"):
+        logging.getLogger(library).setLevel(logging.WARNING)
     from agentspec.server.run import listen, serve
 
     listen(config.server).close()
