@@ -1,11 +1,12 @@
 """Runs the application on a socket, in the foreground or in a thread."""
 
+import asyncio
 import contextlib
 import errno
 import signal
 import socket
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import replace
 
 import uvicorn
@@ -21,17 +22,30 @@ IDLE_CONNECTION_S = 75
 START_S = 30
 BACKLOG = 512
 
+Alongside = Callable[[str], Coroutine[None, None, None]]
+"""Given the base URL, what is to run on the server's loop beside the requests."""
+
 
 class AppServer(uvicorn.Server):
-    """A server that says when it listens and, once stopped by a signal, returns."""
+    """A server that says when it listens, runs something beside, and, once stopped by a signal, returns."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None], alongside: Alongside | None) -> None:
         super().__init__(config)
         self._ready = ready
+        self._alongside = alongside
+        self._task: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._ready()
+        if self._alongside is not None and sockets:
+            self._task = asyncio.create_task(self._alongside(base_url(sockets[0])))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -47,16 +61,22 @@ class AppServer(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def serve(worker: Worker, config: ServerConfig, *, ready: Callable[[str], None] | None = None) -> None:
+def serve(
+    worker: Worker,
+    config: ServerConfig,
+    *,
+    ready: Callable[[str], None] | None = None,
+    alongside: Alongside | None = None,
+) -> None:
     """Serves until SIGTERM or SIGINT, then lets running requests end for at most `config.shutdown_s` seconds.
 
-    `ready` is called with the base URL once requests are accepted. Raises `ConfigError` when the host or port of
-    `config` cannot be listened on.
+    `ready` is called with the base URL once requests are accepted; then `alongside` starts, and is cancelled at the
+    end if it still runs. Raises `ConfigError` when the host or port of `config` cannot be listened on.
     """
     listener = listen(config)
     url = base_url(listener)
     with listener:
-        app_server(worker, config, lambda: ready(url) if ready else None).run(sockets=[listener])
+        app_server(worker, config, lambda: ready(url) if ready else None, alongside).run(sockets=[listener])
 
 
 @contextlib.contextmanager
@@ -77,7 +97,9 @@ def serve_in_thread(worker: Worker, config: ServerConfig) -> Generator[str]:
             thread.join()
 
 
-def app_server(worker: Worker, config: ServerConfig, ready: Callable[[], None]) -> AppServer:
+def app_server(
+    worker: Worker, config: ServerConfig, ready: Callable[[], None], alongside: Alongside | None = None
+) -> AppServer:
     settings = uvicorn.Config(
         create_app(worker, config),
         log_config=None,
@@ -88,7 +110,7 @@ def app_server(worker: Worker, config: ServerConfig, ready: Callable[[], None]) 
         timeout_keep_alive=IDLE_CONNECTION_S,
         timeout_graceful_shutdown=config.shutdown_s,
     )
-    return AppServer(settings, ready)
+    return AppServer(settings, ready, alongside)
 
 
 def listen(config: ServerConfig) -> socket.socket:

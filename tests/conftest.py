@@ -28,8 +28,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     backend = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    make: Any = PreTrainedTokenizerFast
-    tokenizer = make(tokenizer_object=backend, eos_token="<|end|>", bos_token="<|start|>")
+    make_tokenizer: Any = PreTrainedTokenizerFast
+    tokenizer = make_tokenizer(tokenizer_object=backend, eos_token="<|end|>", bos_token="<|start|>")
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
     torch.manual_seed(7)

@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
@@ -48,3 +49,15 @@ def test_the_server_imports_no_torch() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_the_pinned_versions_are_within_the_ranges() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    asked = [Requirement(text) for text in (*project["dependencies"], *extras["worker"], *extras["dev"])]
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = dict(line.lower().split("==") for line in lines if "==" in line and not line.startswith("#"))
+    pinned = {name.replace("_", "-"): version for name, version in pinned.items()}
+    outside = [str(need) for need in asked if need.name in pinned and pinned[need.name] not in need.specifier]
+    assert outside == []
+    assert {need.name for need in asked} - set(pinned) == {project["name"]}

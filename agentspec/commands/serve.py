@@ -4,8 +4,11 @@ import argparse
 import logging
 import sys
 
+from agentspec.commands.demo import demonstrate
 from agentspec.commands.engine import loaded_engine
 from agentspec.commands.settings import add_settings, chosen_config
+
+log = logging.getLogger(__name__)
 
 SETTINGS = (
     "model.name", "model.home", "model.threads", "model.window", "server.host", "server.port", "cache.redis_url",
@@ -17,6 +20,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     """Adds the command."""
     parser = commands.add_parser("serve", help="serve a model to agents over the OpenAI API")
     add_settings(parser, *SETTINGS)
+    parser.add_argument(
+        "--demo", action="store_true", help="replay two shipped agent runs first, with speculation off and on"
+    )
     parser.set_defaults(run=run_serve)
 
 
@@ -24,11 +30,22 @@ def run_serve(arguments: argparse.Namespace) -> None:
     """Loads the model and serves it until a signal ends the process."""
     config = chosen_config(arguments)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    engine = loaded_engine(config)
-    from agentspec.server.run import serve
+    for library in ("httpx", "uvicorn"):
+        logging.getLogger(library).setLevel(logging.WARNING)
+    from agentspec.server.run import listen, serve
 
-    serve(engine, config.server, ready=lambda url: print(greeting(url, engine.model), flush=True))
+    listen(config.server).close()
+    log.info(
+        "loading %s; a model that is not in %s is fetched and converted first", config.model.name, config.model.home
+    )
+    engine = loaded_engine(config)
+
+    async def welcome(url: str) -> None:
+        if arguments.demo:
+            await demonstrate(url)
+        print(greeting(url, engine.model), flush=True)
+
+    serve(engine, config.server, alongside=welcome)
 
 
 def greeting(url: str, model: str) -> str:

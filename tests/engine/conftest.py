@@ -106,7 +106,8 @@ class Harness:
     def __init__(self, folder: Path) -> None:
         torch.set_num_threads(1)
         self.target = Target.load(folder)
-        self.plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        models: Any = AutoModelForCausalLM
+        self.plain = models.from_pretrained(folder, dtype=torch.float32).eval()
 
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         """Greedy continuation by transformers' own generation, end token included."""

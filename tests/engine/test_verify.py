@@ -1,5 +1,6 @@
 """The walk against its law: whatever the tree, the output is what the target alone would say."""
 
+from functools import partial
 from itertools import product
 
 from hypothesis import given
@@ -67,14 +68,18 @@ def test_eng_08_the_corrected_token_is_the_one_emitted_and_counted_once() -> Non
         assert (result.path, result.tokens) == ((0,), (9,))
 
 
+def at_depth(drawn: tuple[int, ...], node: int, depth: int) -> int:
+    return drawn[depth]
+
+
 def test_the_exact_law_by_enumeration_over_a_vocabulary_of_five() -> None:
     """Sampled walk: with a shared uniform per depth, each emitted token has the target's own probability."""
     p = {(): [0.1, 0.2, 0.3, 0.25, 0.15], (0,): [0.5, 0.1, 0.1, 0.1, 0.2], (2,): [0.05, 0.05, 0.6, 0.1, 0.2]}
     tree = tree_of([(0, 4), (2, 2)], 7)
     total: dict[tuple[int, ...], float] = {}
     for first, second in product(range(5), repeat=2):
-        choices = (first, second, 0)
-        tokens = walk(tree, lambda _, depth, ys=choices: ys[depth]).tokens  # type: ignore[misc]
+        drawn = (first, second, 0)
+        tokens = walk(tree, partial(at_depth, drawn)).tokens
         probability = p[()][first] * (p[(first,)][second] if first in (0, 2) else 0.2)
         total[tokens] = total.get(tokens, 0.0) + probability
     for tokens, probability in total.items():

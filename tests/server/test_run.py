@@ -153,3 +153,34 @@ def test_serving_leaves_no_thread_behind() -> None:
         host, port = url.removeprefix("http://").split(":")
         socket.create_connection((host, int(port))).close()
     assert threading.active_count() == before
+
+
+ALONGSIDE = """
+import asyncio
+import httpx
+from agentspec.config import ServerConfig
+from agentspec.server.run import serve
+from tests.server.conftest import CHAT, ScriptedWorker, ask
+
+worker = ScriptedWorker(script=["a"] * 1000, delay_s=0.05)
+
+async def beside(url):
+    async with httpx.AsyncClient() as client, client.stream("POST", url + CHAT, json=ask(stream=True)) as response:
+        async for _ in response.aiter_text():
+            print(url, flush=True)
+
+serve(worker, ServerConfig(port=0, shutdown_s=3600), alongside=beside)
+print("ended", worker.running, worker.closed_early, flush=True)
+"""
+
+
+def test_what_runs_beside_the_requests_is_cancelled_at_the_end_with_its_own_request() -> None:
+    with subprocess.Popen([sys.executable, "-c", ALONGSIDE], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("http://127.0.0.1:")
+            os.kill(process.pid, signal.SIGINT)
+            assert process.stdout.read().splitlines()[-1] == "ended 0 1"
+            assert process.wait(5) == 0
+        finally:
+            process.kill()
