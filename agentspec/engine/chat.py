@@ -8,6 +8,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
+from agentspec.engine.control import ControlText, new_mark
 from agentspec.errors import InvalidRequest, ModelError
 
 Message = dict[str, Any]
@@ -36,6 +37,7 @@ class Chat:
         if not template:
             raise ModelError("the model has no chat template: AgentSpec serves chat models")
         self.template_has_tools = "tools" in str(template)
+        self.control = ControlText(tokenizer)
 
     @staticmethod
     def load(folder: Path) -> "Chat":
@@ -48,16 +50,20 @@ class Chat:
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
     ) -> tuple[int, ...]:
-        """Token ids of the prompt, the start of the assistant's turn included."""
+        """Token ids of the prompt, the start of the assistant's turn included.
+
+        Control tokens come from the template alone: those spelled out in messages or tools are encoded as text.
+        """
         plain = [plain_message(message) for message in messages]
         if tools and not self.template_has_tools:
             plain = with_tool_note(plain, tools)
         if not self.template_has_tools:
             plain = [without_tool_fields(message) for message in plain]
+        mark = new_mark()
         try:
             text = self.tokenizer.apply_chat_template(
-                plain,
-                tools=list(tools) if tools and self.template_has_tools else None,
+                self.control.cut(plain, mark),
+                tools=self.control.cut(tools, mark) if tools and self.template_has_tools else None,
                 add_generation_prompt=True,
                 tokenize=False,
             )
@@ -65,7 +71,7 @@ class Chat:
             raise InvalidRequest(
                 f"the model's chat template refuses the messages: {error}", param="messages"
             ) from error
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        return self.control.encode(text, mark)
 
     def end_tokens(self, *configured: Any) -> frozenset[int]:
         """Ids that end a turn: the tokenizer's and those of the given configuration values (int, list or None)."""
