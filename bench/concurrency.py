@@ -22,10 +22,11 @@ os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 import httpx
 import torch
 
+from agentspec.cache.draft import compile_kernels
 from agentspec.cache.retrieval import Histories
 from agentspec.config import CacheConfig, Config, ModelConfig, ServerConfig, load
 from agentspec.engine.models import ensure
-from agentspec.engine.service import Engine, warm_up
+from agentspec.engine.service import Engine
 from agentspec.server.run import serve_in_thread
 from agentspec.traces.files import read_traces
 from agentspec.traces.schema import Trace, Turn
@@ -140,7 +141,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     config = replace(config, model=replace(config.model, name=options.model))
     torch.set_num_threads(config.model.threads or os.cpu_count() or 1)
     folder = ensure(options.model, config.model.home)
-    asyncio.run(warm_up())
+    compile_kernels()
     traces = list(read_traces(options.files or sorted(RECORDED.glob("*.jsonl"))))[: options.clients]
     print(f"{'speculation':11} {'clients':10} {'tokens':>7} {'seconds':>8} {'tokens/s':>9}")
     arms = [arm(config, folder, traces, options, on, at_once) for on in (False, True) for at_once in (False, True)]

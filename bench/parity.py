@@ -27,6 +27,7 @@ from agentspec.cache.retrieval import Histories
 from agentspec.config import CacheConfig, ModelConfig, load
 from agentspec.engine.models import ensure
 from agentspec.engine.service import Engine
+from agentspec.policies.cost import FixedCost
 from agentspec.server.convert import fold_system
 from agentspec.traces.files import read_traces
 from agentspec.types import GenerationRequest, Report, SamplingParams, Scope, SpeculationParams, Trajectory
@@ -77,7 +78,7 @@ class Plain:
     """The same weights under transformers' own generation."""
 
     def __init__(self, folder: Path, ends: Sequence[int]) -> None:
-        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.ends = list(ends)
 
     def greedy(self, prompt: Sequence[int], tokens: int) -> tuple[int, ...]:
@@ -201,7 +202,7 @@ def run(options: argparse.Namespace) -> list[Outcome]:
     folder = ensure(options.model, config.model.home)
     engine = Engine.from_folder(config, folder, Histories(CacheConfig()))
     if options.cost == "flat":
-        engine.loop.cost = lambda rows: 1.0
+        engine.loop.cost = FixedCost()
     plain = Plain(folder, sorted(engine.end_tokens))
     return asyncio.run(measure(engine, plain, options.files or sorted(RECORDED.glob("*.jsonl")), options))
 

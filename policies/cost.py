@@ -32,6 +32,20 @@ class Cost(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class FixedCost:
+    """A made-up cost for measurements and tests: a pass costs 1 and each of its rows `per_row` beside it."""
+
+    per_row: float = 0.0
+    plain_is_due: bool = False
+
+    def __call__(self, rows: int, context: float) -> float:
+        return 1 + self.per_row * rows
+
+    def observe(self, rows: int, context: float, milliseconds: float, plain: bool) -> None:
+        """Nothing is learned."""
+
+
+@dataclass(frozen=True, slots=True)
 class CostTable:
     """Milliseconds of a pass; linear between what was measured."""
 

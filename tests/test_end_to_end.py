@@ -15,6 +15,7 @@ import pytest
 from agentspec.cache.retrieval import Histories
 from agentspec.config import CacheConfig, Config, EngineConfig, ModelConfig, ServerConfig
 from agentspec.engine.service import Engine
+from agentspec.policies.cost import FixedCost
 from agentspec.server.app import create_app
 from agentspec.server.run import serve_in_thread
 
@@ -26,7 +27,7 @@ def engine_on(folder: Path, **settings: int) -> Engine:
     """An engine that drafts whenever it can, whatever a pass costs on this machine."""
     config = Config(model=ModelConfig(name=str(folder)), engine=EngineConfig(**settings))
     engine = Engine.from_folder(config, folder, Histories(CacheConfig()))
-    engine.loop.cost = lambda rows: 1.0
+    engine.loop.cost = FixedCost()
     return engine
 
 

@@ -15,6 +15,7 @@ from agentspec.cache.retrieval import Histories
 from agentspec.cache.store import make_store
 from agentspec.config import CacheConfig, Config, ModelConfig
 from agentspec.engine.service import Engine
+from agentspec.policies.cost import FixedCost
 from agentspec.types import GenerationRequest, Report, SamplingParams, Scope, SpeculationParams, Trajectory
 from tests.cache.conftest import Server
 
@@ -43,7 +44,7 @@ async def engine_on(folder: Path, url: str) -> Any:
     cache = CacheConfig(redis_url=url, deadline_ms=DEADLINE_MS)
     config = Config(model=ModelConfig(name=str(folder)), cache=cache)
     engine = Engine.from_folder(config, folder, Histories(cache, make_store(cache) if url else None))
-    engine.loop.cost = lambda rows: 1.0
+    engine.loop.cost = FixedCost()
     try:
         yield engine
     finally:

@@ -22,7 +22,7 @@ from agentspec.engine.offline import complete
 from agentspec.engine.profile import filled_slab, pass_seconds
 from agentspec.engine.target import Target
 from agentspec.engine.wheels import Progress, silent
-from agentspec.policies.cost import CostTable, LearnedCost
+from agentspec.policies.cost import FixedCost
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (256, 1024, 4096)
@@ -71,7 +71,7 @@ def decode_comparison(folder: Path, target: Target, config: Config, rounds: int)
     plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     plain.eval()
     prompt = torch.randint(100, target.vocabulary, (1, PROMPT), generator=torch.Generator().manual_seed(0))
-    loop = StepLoop(target, config.engine, LearnedCost(CostTable((0, 1), (1, 2), ((1.0, 2.0), (1.0, 2.0)))))
+    loop = StepLoop(target, config.engine, FixedCost())
     pairs = []
     for _ in range(rounds):
         ours = complete(loop, prompt[0].tolist(), NEW).decode_s

@@ -16,6 +16,7 @@ from agentspec.engine.job import Job
 from agentspec.engine.loop import StepLoop
 from agentspec.engine.target import Target
 from agentspec.engine.text import TextStream
+from agentspec.policies.cost import FixedCost
 from agentspec.types import Delta, Drafter, DraftTree, GenerationRequest, Outcome, SamplingParams, Scope, Trajectory
 
 PIECES = [bytes([i % 256]) for i in range(300)]
@@ -73,20 +74,6 @@ class Scripted:
 
 
 @dataclass
-class FixedCost:
-    """A pass costs 1 and each row `row_cost` beside it, whatever is observed."""
-
-    row_cost: float
-    plain_is_due: bool = False
-
-    def __call__(self, rows: int, context: float) -> float:
-        return 1 + self.row_cost * rows
-
-    def observe(self, rows: int, context: float, milliseconds: float, plain: bool) -> None:
-        pass
-
-
-@dataclass
 class Result:
     """What came back for one request."""
 
@@ -118,8 +105,8 @@ class Harness:
         tokens: list[int] = out[0, len(prompt) :].tolist()
         return tokens
 
-    def loop(self, row_cost: float = 0.0, **config: int) -> StepLoop:
-        return StepLoop(self.target, EngineConfig(**config), FixedCost(row_cost))
+    def loop(self, per_row: float = 0.0, **config: int) -> StepLoop:
+        return StepLoop(self.target, EngineConfig(**config), FixedCost(per_row))
 
     def job(
         self,

@@ -214,7 +214,7 @@ def test_a_failing_pass_fails_its_batch_and_the_loop_goes_on(harness: Any, kit: 
 def test_no_draft_is_sent_when_it_does_not_pay(harness: Any, kit: Any) -> None:
     prompt = prompt_of(3)
     answer = harness.greedy(prompt, 20)
-    loop = harness.loop(row_cost=100.0)
+    loop = harness.loop(per_row=100.0)
     job, result = harness.job(prompt, 20, kit.Scripted(prompt, answer, "right"))
     loop.waiting.append(job)
     kit.drain(loop)

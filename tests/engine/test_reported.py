@@ -14,6 +14,7 @@ from agentspec.config import CacheConfig, Config, EngineConfig, ModelConfig
 from agentspec.engine.attention import Segment
 from agentspec.engine.kv import Slab
 from agentspec.engine.service import Engine
+from agentspec.policies.cost import FixedCost
 from agentspec.types import FinishReason, GenerationRequest, Report, Scope, SpeculationParams, Trajectory
 
 
@@ -126,7 +127,7 @@ def served(folder: Path, scenario: Callable[[Engine], Awaitable[None]], window: 
     async def body() -> None:
         config = Config(model=ModelConfig(name=str(folder), window=window), engine=EngineConfig(**settings))
         engine = Engine.from_folder(config, folder, Histories(CacheConfig()))
-        engine.loop.cost = lambda rows: 1.0
+        engine.loop.cost = FixedCost()
         try:
             await asyncio.wait_for(scenario(engine), 60)
         finally:

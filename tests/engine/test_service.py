@@ -13,7 +13,7 @@ from agentspec.cache.retrieval import Histories
 from agentspec.config import CacheConfig, Config, EngineConfig, ModelConfig
 from agentspec.engine.service import Engine
 from agentspec.errors import ContextTooLong, InvalidRequest, Overloaded, Unavailable
-from agentspec.policies.cost import CostTable, LearnedCost
+from agentspec.policies.cost import FixedCost
 from agentspec.types import (
     Delta,
     FinishReason,
@@ -24,10 +24,6 @@ from agentspec.types import (
     SpeculationParams,
     Trajectory,
 )
-
-FREE = LearnedCost(CostTable((0, 1), (1, 2), ((1.0, 1.0), (1.0, 1.0))))
-FREE.observe = lambda *_, **__: None  # type: ignore[method-assign]
-"""Rows cost nothing, so every draft is worth it."""
 
 OFF = SpeculationParams(enabled=False)
 
@@ -67,7 +63,7 @@ async def finished(engine: Engine, wanted: GenerationRequest) -> tuple[str, Repo
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.7, top_p=0.95, seed=5)])
 def test_histories_change_the_steps_and_not_the_tokens(tiny_model: Path, sampling: SamplingParams) -> None:
     async def scenario(engine: Engine) -> None:
-        engine.loop.cost = FREE
+        engine.loop.cost = FixedCost()
         off = await finished(engine, request(engine, "abcabcabc", speculation=OFF, sampling=sampling))
         first = await finished(engine, request(engine, "abcabcabc", sampling=sampling))
         again = await finished(engine, request(engine, "abcabcabc", sampling=sampling))
@@ -82,7 +78,7 @@ def test_histories_change_the_steps_and_not_the_tokens(tiny_model: Path, samplin
 
 def test_eng_29_a_request_with_speculation_off_drafts_nothing_and_teaches_nothing(tiny_model: Path) -> None:
     async def scenario(engine: Engine) -> None:
-        engine.loop.cost = FREE
+        engine.loop.cost = FixedCost()
         for _ in range(2):
             _, report = await finished(engine, request(engine, "tell me", speculation=OFF))
             assert (report.drafted_total, report.reason) == (0, "speculation is off for this request")
@@ -110,7 +106,7 @@ def test_an_unknown_drafter_is_refused_by_name(tiny_model: Path) -> None:
 
 def test_sfx_05_no_draft_crosses_tenants(tiny_model: Path) -> None:
     async def scenario(engine: Engine) -> None:
-        engine.loop.cost = FREE
+        engine.loop.cost = FixedCost()
         secret = request(engine, "the launch code is 8713-ab", tenant="a")
         await finished(engine, secret)
         await finished(engine, request(engine, "q", tenant="a"))
