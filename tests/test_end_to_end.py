@@ -233,8 +233,8 @@ def test_prx_05_leaving_in_mid_stream_frees_the_place(url: str) -> None:
 def test_prx_02_leaving_before_the_first_token_frees_the_place(url: str, stream: bool) -> None:
     with contextlib.ExitStack() as stack:
         busy = [stack.enter_context(httpx.stream("POST", url + CHAT, json=ask(f"busy {n}", **LONG))) for n in range(2)]
-        for response in busy:
-            next(response.iter_lines())
+        lines = [response.iter_lines() for response in busy]
+        assert all(next(each).startswith("data: ") for each in lines)
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(url + CHAT, json=ask("patience", stream=stream), timeout=0.1)
     assert freed_within_a_second(url)
@@ -286,6 +286,29 @@ def test_bad_input_gets_its_envelope_and_the_next_request_its_answer(tiny_model:
         assert engine.stats()["history_sessions"] == engine.stats()["running_requests"] == 0
 
     in_process(tiny_model, scenario, ServerConfig(max_body_bytes=2_000_000))
+
+
+HUGE: list[dict[str, Any]] = [
+    {"top_k": 10**30, "temperature": 1},
+    {"seed": -(10**40), "temperature": 1},
+    {"temperature": 5e-324},
+    {"temperature": 1e-300, "top_p": 1e-300},
+    {"temperature": 2, "min_p": 1},
+    {"speculation": {"max_draft_tokens": 10**30}},
+    {"stop": ["x" * 100_000] * 16},
+    {"user": "u" * 100_000},
+]
+
+
+def test_api_22_extreme_values_get_an_answer_and_harm_no_neighbour(tiny_model: Path) -> None:
+    async def scenario(client: httpx.AsyncClient, _: Engine) -> None:
+        calm = ask("calm", max_tokens=40)
+        expected = (await whole(client, calm)).text
+        answers = await asyncio.gather(*(whole(client, body) for body in [calm, *(ask("hi", **odd) for odd in HUGE)]))
+        assert answers[0].text == expected
+        assert all(answer.usage["completion_tokens"] > 0 for answer in answers)
+
+    in_process(tiny_model, scenario, max_running=len(HUGE) + 1)
 
 
 @pytest.mark.parametrize("cap", [10**6, 10**30])
@@ -346,13 +369,15 @@ def test_the_metrics_move_with_the_requests(tiny_model: Path) -> None:
 
 
 def test_eng_22_a_neighbour_that_leaves_changes_nothing(url: str) -> None:
-    body = ask("steady", temperature=1.0, seed=11, max_tokens=60)
+    body = ask("steady", temperature=1.0, seed=11, max_tokens=200)
     alone = httpx.post(url + CHAT, json=body).json()["choices"][0]["message"]["content"]
     with httpx.stream("POST", url + CHAT, json=ask("noise", **LONG)) as response:
-        next(response.iter_lines())
+        noise = response.iter_lines()
+        next(noise)
         with httpx.stream("POST", url + CHAT, json=body | {"stream": True}) as mine:
             lines = mine.iter_lines()
             first = next(lines)
+            assert running(url)[0] == 2
             response.close()
             rest = [line for line in lines if line.startswith("data: {")]
     chunks = [json.loads(line.removeprefix("data: ")) for line in (first, *rest)]

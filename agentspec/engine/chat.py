@@ -1,7 +1,7 @@
 """Chat messages to token ids through the model's own template, with tools even where the template has none."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,9 @@ from agentspec.engine.control import ControlText, new_mark
 from agentspec.errors import InvalidRequest, ModelError
 
 Message = dict[str, Any]
+
+MAX_DEPTH = 100
+"""Levels of a call's arguments; deeper ones are shown to the model as the text they came in."""
 
 TOOL_NOTE = """
 
@@ -91,15 +94,34 @@ def plain_message(message: Mapping[str, Any]) -> Message:
 
 
 def with_parsed_arguments(call: Mapping[str, Any]) -> Message:
-    """A tool call whose arguments are an object where they parse as one; templates print them as JSON."""
+    """A tool call whose arguments are a JSON value where they parse as one; templates print them as JSON."""
     function = dict(call.get("function") or {})
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            function["arguments"] = json.loads(arguments)
-        except ValueError:
-            function["arguments"] = arguments
+    if isinstance(function.get("arguments"), str):
+        function["arguments"] = parsed(function["arguments"])
     return {**call, "type": "function", "function": function}
+
+
+def parsed(text: str) -> Any:
+    """The value of JSON text; the text itself if it is not JSON, nests deep or has no form that UTF-8 can encode."""
+    try:
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return text
+    return text if nests_deep(value) else value
+
+
+def nests_deep(value: Any) -> bool:
+    """Whether a JSON value has more than `MAX_DEPTH` levels of arrays and objects."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [child for entry in level for child in entries(entry)]
+    return bool(level)
+
+
+def entries(value: Any) -> Iterable[Any]:
+    """What an array or object holds; nothing for other values."""
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def with_tool_note(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:

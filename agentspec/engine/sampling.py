@@ -35,10 +35,11 @@ def choose(logits: Tensor, params: SamplingParams, position: int) -> int:
 def allowed(logits: Tensor, params: SamplingParams) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Tokens that may be drawn, ascending, with their unnormalised probabilities.
 
-    Filters act in this order: temperature, top-k, top-p, min-p. At equal probability the lower id stays.
+    Filters act in this order: temperature, top-k, top-p, min-p. At equal probability the lower id stays. The best
+    logit is taken off first, so that no temperature is too small to divide by.
     """
-    scaled = logits.double() / params.temperature
-    probabilities = torch.softmax(scaled, -1)
+    exact = logits.double()
+    probabilities = torch.softmax((exact - exact.max()) / params.temperature, -1)
     if params.top_k or params.top_p < 1:
         tokens, weights = nucleus(probabilities, params.top_k or len(probabilities), params.top_p)
     else:

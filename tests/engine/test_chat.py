@@ -114,8 +114,21 @@ def test_text_and_calls_of_one_turn_are_both_there(chat: Chat) -> None:
     assert turn.startswith('I look.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>')
 
 
-@pytest.mark.parametrize("arguments", ["", "not JSON", "[1]", '{"a": '])
-def test_arguments_that_are_no_object_do_not_fail(chat: Chat, arguments: str) -> None:
+ODD = [
+    "",
+    "not JSON",
+    "[1]",
+    '{"a": ',
+    "[" * 50_000,
+    "[" * 700 + "]" * 700,
+    r'{"a": "\ud800"}',
+    '{"a": NaN}',
+    "9" * 5000,
+]
+
+
+@pytest.mark.parametrize("arguments", ODD, ids=range(len(ODD)))
+def test_arguments_that_are_no_proper_object_do_not_fail(chat: Chat, arguments: str) -> None:
     broken = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": arguments}}
     assert "weather" in text(chat, [HISTORY[1], {"role": "assistant", "content": None, "tool_calls": [broken]}])
 

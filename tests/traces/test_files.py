@@ -193,3 +193,12 @@ def test_counts() -> None:
         "with_tools": 0,
         "domains": {"os": 1, "swe": 1},
     }
+
+
+def test_trc_02_three_megabytes_of_a_tool_are_kept_whole(tmp_path: Path) -> None:
+    content = record_with_calls("big", ["a"], ["a"])
+    content["messages"][2]["content"] = "line of output\n" * 200_000
+    trace = parse_trace(content)
+    for name in ("big.jsonl", "big.jsonl.gz"):
+        write_traces([trace], tmp_path / name)
+        assert list(read_traces([tmp_path / name])) == [trace]
