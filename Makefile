@@ -53,5 +53,5 @@ $(READY): pyproject.toml constraints.txt
 		$(PYTHON) -m venv --clear .venv; \
 	fi
 	@echo "Installing AgentSpec and its tools into .venv: a minute or two"
-	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
