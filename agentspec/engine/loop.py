@@ -53,8 +53,7 @@ class StepLoop:
         except Exception:
             log.exception("a pass failed")
             for job in list(self.running):
-                self._leave(job)
-                job.fail(InternalError("the engine failed on this request"))
+                self._fail(job)
 
     def _pass(self) -> None:
         decoding = [job for job in self.running if not job.prefilling]
@@ -73,7 +72,11 @@ class StepLoop:
         self.totals["steps_total"] += 1
         start = 0
         for job, tree in zip(decoding, trees, strict=True):
-            self._commit(job, tree, logits[start : start + len(tree)])
+            try:
+                self._commit(job, tree, logits[start : start + len(tree)])
+            except Exception:
+                log.exception("a request failed; the others of its pass go on")
+                self._fail(job)
             start += len(tree)
         if prefilling and chunk:
             self._prefilled(prefilling, len(chunk.tokens))
@@ -140,6 +143,11 @@ class StepLoop:
             self._leave(job)
             delta = Delta(delta.text, delta.tokens, job.completion.finish, job.report())
         job.emit(delta)
+
+    def _fail(self, job: Job) -> None:
+        if job in self.running:
+            self._leave(job)
+        job.fail(InternalError("the engine failed on this request"))
 
     def _leave(self, job: Job) -> None:
         assert job.holding is not None

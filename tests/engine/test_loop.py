@@ -211,6 +211,32 @@ def test_a_failing_pass_fails_its_batch_and_the_loop_goes_on(harness: Any, kit: 
     assert list(result.tokens) == harness.greedy(prompt_of(1), 5)
 
 
+def test_a_request_that_fails_alone_leaves_its_neighbours_alone(harness: Any, kit: Any) -> None:
+    class Broken:
+        """A text stream that fails at its third token."""
+
+        def __init__(self) -> None:
+            self.left, self.stopped = 3, False
+
+        def push(self, token: int) -> str:
+            self.left -= 1
+            if self.left == 0:
+                raise RuntimeError("broken on purpose")
+            return ""
+
+        def finish(self) -> str:
+            return ""
+
+    loop = harness.loop()
+    bad, failed = harness.job(prompt_of(1), 20, trajectory="bad")
+    bad.completion.text = Broken()
+    good, result = harness.job(prompt_of(2), 20, trajectory="good")
+    loop.waiting.extend([bad, good])
+    kit.drain(loop)
+    assert len(failed.errors) == 1
+    assert list(result.tokens) == harness.greedy(prompt_of(2), 20)
+
+
 def test_no_draft_is_sent_when_it_does_not_pay(harness: Any, kit: Any) -> None:
     prompt = prompt_of(3)
     answer = harness.greedy(prompt, 20)
