@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from agentspec.engine.service import Engine
 
 
-SPINS = "2000"
+SPINS = "10000"
 """Turns that an idle OpenMP thread spins before it sleeps.
 
 The library's own default spins for milliseconds, which costs 10 times the speed when an agent's tools, or anything

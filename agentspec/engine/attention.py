@@ -67,16 +67,11 @@ def attend_chunk(q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
     return out[0].transpose(0, 1)
 
 
-def tree_attention(
-    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **arguments: Any
-) -> tuple[Tensor, None]:
+def attend_segments(layer: int, q: Tensor, k: Tensor, v: Tensor, segments: Sequence[Segment], scaling: float) -> Tensor:
     """Writes the rows' keys and values behind their slabs' committed part, then attends segment by segment.
 
-    q: (1, heads, rows, dim), k, v: (1, kv heads, rows, dim): all segments' rows side by side.
+    q: (heads, rows, dim), k, v: (kv heads, rows, dim): all segments' rows side by side; returns (rows, heads, dim).
     """
-    segments: Sequence[Segment] = arguments["segments"]
-    scaling: float = arguments["scaling"]
-    layer: int = module.layer_idx  # type: ignore[assignment]
     out = []
     start = 0
     for segment in segments:
@@ -84,14 +79,23 @@ def tree_attention(
         stop = start + rows
         slab, at = segment.slab, segment.slab.length
         keys, values = slab.k[layer, :, : at + rows], slab.v[layer, :, : at + rows]
-        keys[:, at:] = k[0, :, start:stop]
-        values[:, at:] = v[0, :, start:stop]
+        keys[:, at:] = k[:, start:stop]
+        values[:, at:] = v[:, start:stop]
         if rows >= LONG and segment.hidden is None:
-            out.append(attend_chunk(q[0, :, start:stop], keys, values, scaling))
+            out.append(attend_chunk(q[:, start:stop], keys, values, scaling))
         else:
-            out.append(attend(q[0, :, start:stop], keys, values, segment.hidden, scaling))
+            out.append(attend(q[:, start:stop], keys, values, segment.hidden, scaling))
         start = stop
-    return (out[0] if len(out) == 1 else torch.cat(out)).unsqueeze(0), None
+    return out[0] if len(out) == 1 else torch.cat(out)
+
+
+def tree_attention(
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **arguments: Any
+) -> tuple[Tensor, None]:
+    """The function that transformers calls: q, k and v have a leading batch dimension of 1, as has the result."""
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    out = attend_segments(layer, q[0], k[0], v[0], arguments["segments"], arguments["scaling"])
+    return out.unsqueeze(0), None
 
 
 def no_mask(*_: object, **__: object) -> None:

@@ -11,6 +11,7 @@ from transformers.utils import logging as transformers_logging
 
 from agentspec.engine.attention import NAME, Segment
 from agentspec.engine.kv import KVShape
+from agentspec.engine.lean import LeanDecoder, is_lean
 from agentspec.engine.linear import prepack
 from agentspec.errors import ModelError
 
@@ -21,18 +22,28 @@ def quiet_transformers() -> None:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
+def refuse_unknown_attention(config: Any) -> None:
+    """Raises `ModelError` for attention that would be computed wrongly here."""
+    sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    if sliding or getattr(config, "attn_logit_softcapping", None):
+        kind = "a sliding window" if sliding else "capped logits"
+        raise ModelError(f"models of type {config.model_type} with {kind} in their attention are not supported yet")
+
+
 class Target:
     """A Hugging Face decoder in float32 on the CPU, its linears prepacked, its attention and KV ours."""
 
     def __init__(self, model: nn.Module) -> None:
         """Takes over `model`, which must have been loaded with `attn_implementation=NAME`."""
         config: Any = model.config
+        refuse_unknown_attention(config)
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.shape = KVShape(config.num_hidden_layers, config.num_key_value_heads, dim)
         self.window: int = config.max_position_embeddings
         self.vocabulary: int = config.vocab_size
         self.model = model.eval()
         prepack(self.model)
+        self.lean = LeanDecoder(self.model) if is_lean(self.model) else None
 
     @staticmethod
     def load(folder: Path) -> "Target":
@@ -54,11 +65,13 @@ class Target:
         """
         for segment in segments:
             segment.slab.reserve(segment.slab.length + len(segment.tokens))
-        tokens = torch.tensor([[token for segment in segments for token in segment.tokens]])
-        positions = torch.tensor([[s.slab.length + depth for s in segments for depth in s.depths]])
+        tokens = torch.tensor([token for segment in segments for token in segment.tokens])
+        positions = torch.tensor([s.slab.length + depth for s in segments for depth in s.depths])
+        if self.lean is not None:
+            return self.lean.forward(tokens, positions, segments, keep)
         output = self.model(
-            tokens,
-            position_ids=positions,
+            tokens.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
             use_cache=False,
             logits_to_keep=torch.tensor(keep, dtype=torch.long),
             segments=segments,
