@@ -67,20 +67,32 @@ def attend_chunk(q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
     return out[0].transpose(0, 1)
 
 
-def attend_segments(layer: int, q: Tensor, k: Tensor, v: Tensor, segments: Sequence[Segment], scaling: float) -> Tensor:
+Place = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Of one segment in one layer: all keys and all values up to its rows, then the rows' own part of both."""
+
+
+def layer_views(segment: Segment) -> list[Place]:
+    """A segment's places in its slab, by layer; views, made for all layers at once."""
+    slab, at = segment.slab, segment.slab.length
+    stop = at + len(segment.tokens)
+    views = (slab.k[:, :, :stop], slab.v[:, :, :stop], slab.k[:, :, at:stop], slab.v[:, :, at:stop])
+    return list(zip(*[view.unbind(0) for view in views], strict=True))
+
+
+def attend_segments(
+    q: Tensor, k: Tensor, v: Tensor, segments: Sequence[Segment], places: Sequence[Place], scaling: float
+) -> Tensor:
     """Writes the rows' keys and values behind their slabs' committed part, then attends segment by segment.
 
     q: (heads, rows, dim), k, v: (kv heads, rows, dim): all segments' rows side by side; returns (rows, heads, dim).
     """
     out = []
     start = 0
-    for segment in segments:
+    for segment, (keys, values, own_keys, own_values) in zip(segments, places, strict=True):
         rows = len(segment.tokens)
         stop = start + rows
-        slab, at = segment.slab, segment.slab.length
-        keys, values = slab.k[layer, :, : at + rows], slab.v[layer, :, : at + rows]
-        keys[:, at:] = k[:, start:stop]
-        values[:, at:] = v[:, start:stop]
+        own_keys.copy_(k[:, start:stop])
+        own_values.copy_(v[:, start:stop])
         if rows >= LONG and segment.hidden is None:
             out.append(attend_chunk(q[:, start:stop], keys, values, scaling))
         else:
@@ -94,7 +106,9 @@ def tree_attention(
 ) -> tuple[Tensor, None]:
     """The function that transformers calls: q, k and v have a leading batch dimension of 1, as has the result."""
     layer: int = module.layer_idx  # type: ignore[assignment]
-    out = attend_segments(layer, q[0], k[0], v[0], arguments["segments"], arguments["scaling"])
+    segments: Sequence[Segment] = arguments["segments"]
+    places = [layer_views(segment)[layer] for segment in segments]
+    out = attend_segments(q[0], k[0], v[0], segments, places, arguments["scaling"])
     return out.unsqueeze(0), None
 
 

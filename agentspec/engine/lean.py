@@ -1,9 +1,10 @@
 """The common decoder block without a module call per operation: half of a one-row pass is otherwise Python.
 
 Reads the weights of a transformers model of the Llama kind (pre-norm, rotary, gated MLP) and computes what its own
-`forward` computes, operation by operation. Families beyond `FAMILIES` run on their own `forward`.
+`forward` computes, but for the last bits. Families beyond `FAMILIES` run on their own `forward`.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from agentspec.engine.attention import Segment, attend_segments
+from agentspec.engine.attention import Place, Segment, attend_segments, layer_views
 from agentspec.engine.linear import FirstOfFused, PackedLinear
 
 FAMILIES = ("llama", "mistral", "qwen2")
@@ -38,13 +39,16 @@ def apply(linear: PackedLinear, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """Root mean square normalisation."""
+    """Root mean square normalisation over `size` features, written with a sum in place of a mean: fewer operations."""
 
     weight: Tensor
+    """The model's weight times the root of `size`."""
+
     epsilon: float
+    """The model's epsilon times `size`."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        return x.mul(x.square().mean(-1, keepdim=True).add_(self.epsilon).rsqrt_()).mul_(self.weight)
+        return x.mul(x.square().sum(-1, keepdim=True).add_(self.epsilon).rsqrt_()).mul_(self.weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +84,11 @@ class LeanDecoder:
         half = cosine.shape[-1] // 2
         cosine = cosine[0].unsqueeze(1)
         sine = torch.cat((-sine[0, :, :half], sine[0, :, half:]), -1).unsqueeze(1)
+        places = [layer_views(segment) for segment in segments]
         for index, layer in enumerate(self.layers):
-            x = x + self._attention(layer, index, x, cosine, sine, segments)
+            here = [views[index] for views in places]
+            attended = self._attention(layer, x, cosine, sine, segments, here)
+            x = x + apply(layer.output, attended)
             gate, up = apply(layer.gate_up, layer.before_mlp(x)).chunk(2, -1)
             x = x + apply(layer.down, silu(gate).mul_(up))
         if len(keep) < len(x):
@@ -89,7 +96,13 @@ class LeanDecoder:
         return apply(self.head, self.norm(x)) if len(x) else x.new_empty(0, self.head.out_features)
 
     def _attention(
-        self, layer: Layer, index: int, x: Tensor, cosine: Tensor, sine: Tensor, segments: Sequence[Segment]
+        self,
+        layer: Layer,
+        x: Tensor,
+        cosine: Tensor,
+        sine: Tensor,
+        segments: Sequence[Segment],
+        places: Sequence[Place],
     ) -> Tensor:
         rows, dim = len(x), cosine.shape[-1]
         qkv = apply(layer.qkv, layer.before_attention(x)).view(rows, -1, dim)
@@ -97,12 +110,13 @@ class LeanDecoder:
         turned = turned * cosine + turned.roll(dim // 2, -1) * sine
         q, k = turned[:, : self.heads].transpose(0, 1), turned[:, self.heads :].transpose(0, 1)
         v = qkv[:, self.heads + self.kv_heads :].transpose(0, 1)
-        return apply(layer.output, attend_segments(index, q, k, v, segments, layer.scaling).reshape(rows, -1))
+        return attend_segments(q, k, v, segments, places, layer.scaling).reshape(rows, -1)
 
 
 def norm_of(module: Any) -> Norm:
     """The lean form of a model's normalisation."""
-    return Norm(module.weight.detach(), module.variance_epsilon)
+    size = module.weight.shape[0]
+    return Norm(module.weight.detach() * math.sqrt(size), module.variance_epsilon * size)
 
 
 def layer_of(block: Any) -> Layer:
