@@ -1,1 +1,0 @@
-"""Proposers of token trees; all are untrusted."""
