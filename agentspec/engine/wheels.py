@@ -1,5 +1,6 @@
 """Fetches a model's wheels with pip and joins the pieces inside them into one GGUF file."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -66,19 +67,18 @@ def run_pip(requirement: str, folder: Path, tick: Callable[[], None]) -> str:
     command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder), requirement]
     scratch = str(folder / "scratch")
     environment = {**os.environ, "TMPDIR": scratch, "TMP": scratch, "TEMP": scratch}
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        while True:
-            try:
-                return process.communicate(timeout=POLL_S)[1]
-            except subprocess.TimeoutExpired:
-                tick()
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait()
+    ) as process:
+        try:
+            while True:
+                try:
+                    return process.communicate(timeout=POLL_S)[1]
+                except subprocess.TimeoutExpired:
+                    tick()
+        finally:
+            if process.poll() is None:
+                process.terminate()
 
 
 def report(model: PackagedModel, folder: Path, progress: Progress) -> None:
@@ -89,11 +89,10 @@ def report(model: PackagedModel, folder: Path, progress: Progress) -> None:
 def bytes_below(folder: Path) -> int:
     """Bytes of the files under a folder; a file that vanishes meanwhile counts nothing."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:
-            continue
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(os.path.join(parent, name)).st_size
     return total
 
 

