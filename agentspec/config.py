@@ -53,6 +53,12 @@ class EngineConfig:
     max_draft_tokens: int = 32
     """Most draft nodes of one sequence in one step; 0 turns drafting off."""
 
+    def __post_init__(self) -> None:
+        """Raises `ConfigError` for what would leave every request waiting."""
+        for name in ("max_running", "max_queue", "prefill_chunk"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"AGENTSPEC_ENGINE_{name.upper()} must be at least 1, got {getattr(self, name)}")
+
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:

@@ -25,11 +25,14 @@ from agentspec.engine.profile import cost_table
 from agentspec.engine.target import Target
 from agentspec.engine.text import TextStream, TokenBytes
 from agentspec.engine.wheels import Progress, silent
-from agentspec.errors import ContextTooLong, InvalidRequest, Overloaded, Unavailable
+from agentspec.errors import ConfigError, ContextTooLong, InvalidRequest, Overloaded, Unavailable
 from agentspec.policies.cost import LearnedCost
 from agentspec.types import Delta, GenerationRequest
 
 log = logging.getLogger(__name__)
+
+SMALLEST_WINDOW = 64
+"""A model that cannot hold even a short chat serves nobody."""
 
 
 class Engine:
@@ -46,6 +49,11 @@ class Engine:
         self.cost = LearnedCost(cost_table(target))
         self.loop = StepLoop(target, config.engine, self.cost)
         self._window = min(config.model.window or target.window, target.window, self.loop.pool.limit)
+        if self._window < SMALLEST_WINDOW:
+            raise ConfigError(
+                f"AGENTSPEC_ENGINE_KV_BYTES or AGENTSPEC_MODEL_WINDOW leaves a window of {self._window} tokens, "
+                f"at least {SMALLEST_WINDOW} are needed; a token takes {target.shape.token_bytes} bytes"
+            )
         self._wake = threading.Condition()
         self._inbox: list[Job] = []
         self._closing = False

@@ -12,7 +12,7 @@ import pytest
 from agentspec.cache.retrieval import Histories
 from agentspec.config import CacheConfig, Config, EngineConfig, ModelConfig
 from agentspec.engine.service import Engine
-from agentspec.errors import ContextTooLong, InvalidRequest, Overloaded, Unavailable
+from agentspec.errors import ConfigError, ContextTooLong, InvalidRequest, Overloaded, Unavailable
 from agentspec.policies.cost import FixedCost
 from agentspec.types import (
     Delta,
@@ -235,3 +235,14 @@ def test_finish_reasons(tiny_model: Path) -> None:
         assert last.report is not None and last.report.completion_tokens == 1
 
     run(tiny_model, scenario)
+
+
+@pytest.mark.parametrize("name", ["max_running", "max_queue", "prefill_chunk"])
+def test_settings_that_would_leave_requests_waiting_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"AGENTSPEC_ENGINE_{name.upper()} must be at least 1, got 0"):
+        EngineConfig(**{name: 0})
+
+
+def test_too_little_kv_memory_is_named_at_start(tiny_model: Path) -> None:
+    with pytest.raises(ConfigError, match="AGENTSPEC_ENGINE_KV_BYTES"):
+        engine_on(tiny_model, kv_bytes=1)
