@@ -19,17 +19,21 @@ from agentspec.config import Config
 from agentspec.engine.chat import Chat
 from agentspec.engine.commit import Completion
 from agentspec.engine.job import Job
+from agentspec.engine.kv import KVPool
 from agentspec.engine.loop import StepLoop
 from agentspec.engine.models import ensure
 from agentspec.engine.profile import cost_table
 from agentspec.engine.target import Target
 from agentspec.engine.text import TextStream, TokenBytes
 from agentspec.engine.wheels import Progress, silent
-from agentspec.errors import ContextTooLong, InvalidRequest, Overloaded, Unavailable
+from agentspec.errors import ConfigError, ContextTooLong, InvalidRequest, Overloaded, Unavailable
 from agentspec.policies.cost import LearnedCost
 from agentspec.types import Delta, GenerationRequest
 
 log = logging.getLogger(__name__)
+
+LEAST_WINDOW = 2
+"""A prompt of one token and one token after it."""
 
 
 class Engine:
@@ -45,7 +49,7 @@ class Engine:
         self.token_bytes = TokenBytes(chat.tokenizer)
         self.cost = LearnedCost(cost_table(target))
         self.loop = StepLoop(target, config.engine, self.cost)
-        self._window = min(config.model.window or target.window, target.window, self.loop.pool.limit)
+        self._window = usable_window(config, target.window, self.loop.pool)
         self._wake = threading.Condition()
         self._inbox: list[Job] = []
         self._closing = False
@@ -104,6 +108,8 @@ class Engine:
                 session.close()
 
     def stats(self) -> Mapping[str, float]:
+        if not self._thread.is_alive():
+            raise Unavailable("the engine has stopped")
         return {**self.loop.stats(), **self.histories.stats()}
 
     async def close(self) -> None:
@@ -155,6 +161,20 @@ class Engine:
             self._wake.notify()
 
     def _run(self) -> None:
+        """The engine's thread: steps until it is told to close. However it ends, nobody is left waiting."""
+        error = Unavailable("the server is shutting down")
+        try:
+            self._step_until_closing()
+        except Exception:
+            log.exception("the engine stopped")
+            error = Unavailable("the engine has stopped")
+        with self._wake:
+            self._closing = True
+            self.loop.waiting.extend(self._inbox)
+            self._inbox.clear()
+        self.loop.fail_all(error)
+
+    def _step_until_closing(self) -> None:
         while True:
             with self._wake:
                 while self.loop.idle and not self._inbox and not self._closing:
@@ -162,9 +182,24 @@ class Engine:
                 self.loop.waiting.extend(self._inbox)
                 self._inbox.clear()
                 if self._closing:
-                    break
+                    return
             self.loop.step()
-        self.loop.fail_all(Unavailable("the server is shutting down"))
+
+
+def usable_window(config: Config, most: int, pool: KVPool) -> int:
+    """Tokens of the largest request that is taken; raises `ConfigError` when the memory for keys and values is too
+    small for a prompt and one token."""
+    wanted = min(config.model.window or most, most)
+    if pool.limit < LEAST_WINDOW:
+        raise ConfigError(
+            f"AGENTSPEC_ENGINE_KV_BYTES is {config.engine.kv_bytes}: too small for any request, "
+            f"as this model takes {pool.shape.token_bytes} bytes for each token"
+        )
+    if wanted < LEAST_WINDOW:
+        raise ConfigError(f"AGENTSPEC_MODEL_WINDOW must be at least {LEAST_WINDOW} or 0, got {wanted}")
+    if pool.limit < wanted:
+        log.warning("AGENTSPEC_ENGINE_KV_BYTES limits the window to %d of %d tokens", pool.limit, wanted)
+    return min(wanted, pool.limit)
 
 
 def sender(
