@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from agentspec.errors import ConfigError
@@ -15,6 +16,15 @@ from agentspec.errors import ConfigError
 def default_home() -> Path:
     """Folder of models and profiles: `$XDG_CACHE_HOME/agentspec`, or `~/.cache/agentspec`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentspec"
+
+
+LARGEST = 2**53
+"""Most that any whole number may be: beyond it, seconds and bytes no longer add up."""
+
+
+def bounded(default: Any, least: int = 0, most: int = LARGEST) -> Any:
+    """A field whose value must lie between two bounds, themselves included."""
+    return field(default=default, metadata={"least": least, "most": most})
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +37,7 @@ class ModelConfig:
     home: Path = field(default_factory=default_home)
     """Folder of downloaded and converted models."""
 
-    threads: int = 0
+    threads: int = bounded(0, most=1024)
     """CPU threads of the target; 0 takes one per core."""
 
     window: int = 0
@@ -38,26 +48,20 @@ class ModelConfig:
 class EngineConfig:
     """Batching, memory and drafting of the worker."""
 
-    max_running: int = 8
+    max_running: int = bounded(8, least=1)
     """Sequences decoded in one batch."""
 
-    max_queue: int = 64
+    max_queue: int = bounded(64, least=1)
     """Requests waiting for a place; one more is refused with 429."""
 
-    prefill_chunk: int = 256
+    prefill_chunk: int = bounded(256, least=1)
     """Prompt tokens computed in one step, so that a long prompt does not stall the others."""
 
-    kv_bytes: int = 3 * 1024**3
+    kv_bytes: int = bounded(3 * 1024**3, least=1)
     """KV memory of running and of finished turns together; finished ones leave first, least recently used first."""
 
     max_draft_tokens: int = 32
     """Most draft nodes of one sequence in one step; 0 turns drafting off."""
-
-    def __post_init__(self) -> None:
-        """Raises `ConfigError` for what would leave every request waiting."""
-        for name in ("max_running", "max_queue", "prefill_chunk"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"AGENTSPEC_ENGINE_{name.upper()} must be at least 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ class CacheConfig:
     deadline_ms: int = 20
     """Longest wait for a read of the store before a request goes on without it."""
 
-    ttl_s: int = 24 * 3600
+    ttl_s: int = bounded(24 * 3600, least=1, most=2**31 - 1)
     """Lifetime of a stored trajectory after its last write."""
 
     trajectory_tokens: int = 262_144
@@ -88,8 +92,8 @@ class ServerConfig:
     """The HTTP side."""
 
     host: str = "127.0.0.1"
-    port: int = 8000
-    max_body_bytes: int = 8 * 1024**2
+    port: int = bounded(8000, most=65535)
+    max_body_bytes: int = bounded(8 * 1024**2, least=1)
     """Largest request body; a larger one is refused with 413."""
 
     keepalive_s: float = 10.0
@@ -109,7 +113,7 @@ class Config:
     server: ServerConfig = field(default_factory=ServerConfig)
 
 
-def parse(name: str, kind: type, text: str) -> Any:
+def parse(name: str, kind: type, text: str, bounds: Mapping[str, int] = MappingProxyType({})) -> Any:
     """The value of a setting from its text; raises `ConfigError` that names the setting and the text."""
     words = {int: "a whole number", float: "a number"}
     if kind in words:
@@ -117,10 +121,17 @@ def parse(name: str, kind: type, text: str) -> Any:
             value = kind(text)
         except ValueError:
             raise ConfigError(f"{name} must be {words[kind]}, got {text!r}") from None
-        if value < 0:
-            raise ConfigError(f"{name} must not be negative, got {text!r}")
+        check_bounds(name, value, text, bounds.get("least", 0), bounds.get("most", LARGEST))
         return value
     return kind(text)
+
+
+def check_bounds(name: str, value: float, text: str, least: int, most: int) -> None:
+    """Raises `ConfigError` for a number that is out of bounds, or none at all."""
+    if value < 0:
+        raise ConfigError(f"{name} must not be negative, got {text!r}")
+    if not least <= value <= most:
+        raise ConfigError(f"{name} must be {least} to {most}, got {text:.60}")
 
 
 def load(env: Mapping[str, str] = os.environ) -> Config:
@@ -138,6 +149,7 @@ def load(env: Mapping[str, str] = os.environ) -> Config:
             raise ConfigError(f"{variable} is not a setting of AgentSpec")
         part, setting = known[variable]
         section = getattr(config, part)
-        value = parse(variable, get_type_hints(type(section))[setting], text)
+        bounds = type(section).__dataclass_fields__[setting].metadata
+        value = parse(variable, get_type_hints(type(section))[setting], text, bounds)
         config = replace(config, **{part: replace(section, **{setting: value})})
     return config

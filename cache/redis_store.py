@@ -235,7 +235,7 @@ class RedisStore:
 def connect(url: str) -> Redis:
     """A client that connects when it is first used, and again once when a pooled connection is dead."""
     try:
-        return Redis.from_url(
+        client = Redis.from_url(
             url,
             retry=Retry(NoBackoff(), 1),
             retry_on_error=[RedisConnectionError],
@@ -243,6 +243,9 @@ def connect(url: str) -> Redis:
             socket_keepalive=True,
             max_connections=READERS + 4,
         )
-    except ValueError as error:
+        pool: Any = client.connection_pool
+        pool.make_connection()
+    except (TypeError, ValueError) as error:
         shown = re.sub(r"//[^/@]*@", "//...@", url)
         raise ConfigError(f"AGENTSPEC_CACHE_REDIS_URL must be a Redis URL, got {shown!r}: {error}") from None
+    return client

@@ -123,6 +123,8 @@ def listen(config: ServerConfig) -> socket.socket:
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
         raise listen_error(config, error) from None
+    except ValueError:
+        raise ConfigError(f"AGENTSPEC_SERVER_HOST: {config.host!r:.100} is not a host name") from None
 
 
 def listen_error(config: ServerConfig, error: OSError) -> ConfigError:

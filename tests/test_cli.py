@@ -175,6 +175,43 @@ def test_wrong_setting_is_one_line_and_exit_code_2(
     assert capsys.readouterr().err == "agentspec: AGENTSPEC_SERVER_PORT must be a whole number, got 'many'\n"
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "allowed"),
+    [
+        ("AGENTSPEC_MODEL_THREADS", "1025", "0 to 1024"),
+        ("AGENTSPEC_ENGINE_MAX_RUNNING", "0", f"1 to {2**53}"),
+        ("AGENTSPEC_ENGINE_MAX_QUEUE", "0", f"1 to {2**53}"),
+        ("AGENTSPEC_ENGINE_PREFILL_CHUNK", "0", f"1 to {2**53}"),
+        ("AGENTSPEC_ENGINE_KV_BYTES", "0", f"1 to {2**53}"),
+        ("AGENTSPEC_CACHE_DEADLINE_MS", "9" * 400, f"0 to {2**53}"),
+        ("AGENTSPEC_CACHE_TTL_S", "0", f"1 to {2**31 - 1}"),
+        ("AGENTSPEC_SERVER_PORT", "99999", "0 to 65535"),
+        ("AGENTSPEC_SERVER_MAX_BODY_BYTES", "0", f"1 to {2**53}"),
+        ("AGENTSPEC_SERVER_KEEPALIVE_S", "nan", f"0 to {2**53}"),
+        ("AGENTSPEC_SERVER_KEEPALIVE_S", "inf", f"0 to {2**53}"),
+    ],
+)
+def test_a_number_out_of_bounds_is_named_with_its_bounds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, variable: str, value: str, allowed: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert cli.main(["serve"]) == 2
+    assert capsys.readouterr().err == f"agentspec: {variable} must be {allowed}, got {value:.60}\n"
+
+
+def test_a_flag_out_of_bounds_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--max-running", "0"]) == 2
+    assert capsys.readouterr().err == f"agentspec: --max-running must be 1 to {2**53}, got 0\n"
+
+
+def test_a_wrong_store_is_named_before_a_model_is_looked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTSPEC_CACHE_REDIS_URL", "junk")
+    assert cli.main(["serve", "--model", "no-such-model", "--port", "0"]) == 2
+    assert "AGENTSPEC_CACHE_REDIS_URL must be a Redis URL, got 'junk'" in capsys.readouterr().err
+
+
 def test_wrong_flag_value_names_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", "--port", "many"]) == 2
     assert capsys.readouterr().err == "agentspec: --port must be a whole number, got 'many'\n"

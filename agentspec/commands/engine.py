@@ -26,10 +26,11 @@ def limit_spinning() -> None:
 def loaded_engine(config: Config) -> "Engine":
     """The configured model's engine, pulled first if need be, with its histories' store; the server closes it."""
     limit_spinning()
+    store = shared_store(config.cache)
     pulled(config.model.name, config)
     from agentspec.engine.service import Engine
 
-    return Engine.load(config, store=shared_store(config.cache))
+    return Engine.load(config, store=store)
 
 
 def shared_store(config: CacheConfig) -> Any:

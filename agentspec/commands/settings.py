@@ -4,7 +4,7 @@ import argparse
 import ast
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeGuard, get_type_hints
 
@@ -21,6 +21,8 @@ class Setting:
     kind: type
     default: Any
     meaning: str
+    bounds: Mapping[str, int]
+    """Least and most of a number, where the field says so."""
 
     @property
     def variable(self) -> str:
@@ -41,7 +43,9 @@ def all_settings() -> Iterator[Setting]:
         kinds = get_type_hints(type(section))
         for field in fields(section):
             meaning = meanings.get((type(section).__name__, field.name), "")
-            yield Setting(part.name, field.name, kinds[field.name], getattr(section, field.name), meaning)
+            yield Setting(
+                part.name, field.name, kinds[field.name], getattr(section, field.name), meaning, field.metadata
+            )
 
 
 def documented_fields() -> dict[tuple[str, str], str]:
@@ -88,9 +92,8 @@ def chosen_config(arguments: argparse.Namespace) -> Config:
     for setting in all_settings():
         text = getattr(arguments, f"{setting.part}.{setting.field}", None)
         if text is not None:
-            section = replace(
-                getattr(config, setting.part), **{setting.field: parse(flag(setting), setting.kind, text)}
-            )
+            value = parse(flag(setting), setting.kind, text, setting.bounds)
+            section = replace(getattr(config, setting.part), **{setting.field: value})
             config = replace(config, **{setting.part: section})
     return config
 

@@ -64,6 +64,11 @@ class Slab:
         self.length += len(path)
 
     @torch.inference_mode()
+    def trim(self) -> None:
+        """Give back the room beyond the committed positions."""
+        self.k, self.v = self.k[:, :, : self.length].clone(), self.v[:, :, : self.length].clone()
+
+    @torch.inference_mode()
     def copy_prefix(self, source: "Slab", tokens: int) -> None:
         """Take over the first `tokens` positions of another slab by copying."""
         self.reserve(tokens)
@@ -90,6 +95,11 @@ def common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
     size = min(len(a), len(b))
     different = np.flatnonzero(a[:size] != b[:size])
     return int(different[0]) if len(different) else size
+
+
+def fits(slab: Slab, reserve: int) -> bool:
+    """Whether a slab takes about the memory that a sequence of up to `reserve` tokens is accounted for."""
+    return slab.capacity <= (reserve + GROWTH) * 5 // 4
 
 
 class KVPool:
@@ -122,7 +132,7 @@ class KVPool:
         """
         source, shared = self._longest_prefix(trajectory.scope, prompt[:-1])
         slab = Slab(self.shape)
-        if source is not None and self._is_outgrown(source, trajectory, shared):
+        if source is not None and self._is_outgrown(source, trajectory, shared) and fits(source.slab, reserve):
             self.finished.remove(source)
             slab = source.slab
             slab.length = shared
@@ -130,8 +140,7 @@ class KVPool:
             slab.copy_prefix(source.slab, shared)
         holding = Holding(slab, trajectory, prompt, reserve)
         self.running.append(holding)
-        while self.finished and self.used > self.limit:
-            self.finished.pop(0)
+        self._evict()
         return holding
 
     def release(self, holding: Holding, committed: Sequence[int]) -> None:
@@ -141,10 +150,19 @@ class KVPool:
         holding.tokens = np.asarray(committed[:length], dtype=np.int32)
         holding.reserved = holding.slab.capacity
         self.finished.append(holding)
+        self._evict(spare=1)
+        if self.used > self.limit:
+            holding.slab.trim()
+            holding.reserved = holding.slab.capacity
 
     def forget(self, trajectory: Trajectory) -> None:
         """Drop what finished turns of a trajectory left."""
         self.finished = [holding for holding in self.finished if holding.trajectory != trajectory]
+
+    def _evict(self, spare: int = 0) -> None:
+        """Drop finished turns, least recently used first, until the limit is kept or `spare` are left."""
+        while len(self.finished) > spare and self.used > self.limit:
+            self.finished.pop(0)
 
     def _is_outgrown(self, source: Holding, trajectory: Trajectory, shared: int) -> bool:
         """Whether nobody but `trajectory` has use for a finished turn's slab."""

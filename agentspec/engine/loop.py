@@ -87,12 +87,19 @@ class StepLoop:
             if not self.pool.admits(job.most_tokens):
                 return
             self.waiting.popleft()
-            prompt = np.asarray(job.request.prompt, dtype=np.int32)
-            job.holding = self.pool.acquire(job.request.trajectory, prompt, job.most_tokens)
-            job.cached_tokens = job.slab_length
-            job.clock.admitted = job.clock.prefilled = perf_counter()
-            self.totals["cached_tokens_total"] += job.cached_tokens
-            self.running.append(job)
+            try:
+                self._start(job)
+            except Exception:
+                log.exception("a request could not be started; the others go on")
+                self._fail(job)
+
+    def _start(self, job: Job) -> None:
+        prompt = np.asarray(job.request.prompt, dtype=np.int32)
+        job.holding = self.pool.acquire(job.request.trajectory, prompt, job.most_tokens)
+        job.cached_tokens = job.slab_length
+        job.clock.admitted = job.clock.prefilled = perf_counter()
+        self.totals["cached_tokens_total"] += job.cached_tokens
+        self.running.append(job)
 
     def _chunk(self, job: Job) -> Segment:
         assert job.holding is not None

@@ -19,6 +19,7 @@ from agentspec.config import Config
 from agentspec.engine.chat import Chat
 from agentspec.engine.commit import Completion
 from agentspec.engine.job import Job
+from agentspec.engine.kv import KVPool
 from agentspec.engine.loop import StepLoop
 from agentspec.engine.models import ensure
 from agentspec.engine.profile import cost_table
@@ -31,8 +32,8 @@ from agentspec.types import Delta, GenerationRequest
 
 log = logging.getLogger(__name__)
 
-SMALLEST_WINDOW = 64
-"""A model that cannot hold even a short chat serves nobody."""
+LEAST_WINDOW = 2
+"""A prompt of one token and one token after it."""
 
 
 class Engine:
@@ -48,12 +49,7 @@ class Engine:
         self.token_bytes = TokenBytes(chat.tokenizer)
         self.cost = LearnedCost(cost_table(target))
         self.loop = StepLoop(target, config.engine, self.cost)
-        self._window = min(config.model.window or target.window, target.window, self.loop.pool.limit)
-        if self._window < SMALLEST_WINDOW:
-            raise ConfigError(
-                f"AGENTSPEC_ENGINE_KV_BYTES or AGENTSPEC_MODEL_WINDOW leaves a window of {self._window} tokens, "
-                f"at least {SMALLEST_WINDOW} are needed; a token takes {target.shape.token_bytes} bytes"
-            )
+        self._window = usable_window(config, target.window, self.loop.pool)
         self._wake = threading.Condition()
         self._inbox: list[Job] = []
         self._closing = False
@@ -112,6 +108,8 @@ class Engine:
                 session.close()
 
     def stats(self) -> Mapping[str, float]:
+        if not self._thread.is_alive():
+            raise Unavailable("the engine has stopped")
         return {**self.loop.stats(), **self.histories.stats()}
 
     async def close(self) -> None:
@@ -163,6 +161,20 @@ class Engine:
             self._wake.notify()
 
     def _run(self) -> None:
+        """The engine's thread: steps until it is told to close. However it ends, nobody is left waiting."""
+        error = Unavailable("the server is shutting down")
+        try:
+            self._step_until_closing()
+        except Exception:
+            log.exception("the engine stopped")
+            error = Unavailable("the engine has stopped")
+        with self._wake:
+            self._closing = True
+            self.loop.waiting.extend(self._inbox)
+            self._inbox.clear()
+        self.loop.fail_all(error)
+
+    def _step_until_closing(self) -> None:
         while True:
             with self._wake:
                 while self.loop.idle and not self._inbox and not self._closing:
@@ -170,9 +182,24 @@ class Engine:
                 self.loop.waiting.extend(self._inbox)
                 self._inbox.clear()
                 if self._closing:
-                    break
+                    return
             self.loop.step()
-        self.loop.fail_all(Unavailable("the server is shutting down"))
+
+
+def usable_window(config: Config, most: int, pool: KVPool) -> int:
+    """Tokens of the largest request that is taken; raises `ConfigError` when the memory for keys and values is too
+    small for a prompt and one token."""
+    wanted = min(config.model.window or most, most)
+    if pool.limit < LEAST_WINDOW:
+        raise ConfigError(
+            f"AGENTSPEC_ENGINE_KV_BYTES is {config.engine.kv_bytes}: too small for any request, "
+            f"as this model takes {pool.shape.token_bytes} bytes for each token"
+        )
+    if wanted < LEAST_WINDOW:
+        raise ConfigError(f"AGENTSPEC_MODEL_WINDOW must be at least {LEAST_WINDOW} or 0, got {wanted}")
+    if pool.limit < wanted:
+        log.warning("AGENTSPEC_ENGINE_KV_BYTES limits the window to %d of %d tokens", pool.limit, wanted)
+    return min(wanted, pool.limit)
 
 
 def sender(

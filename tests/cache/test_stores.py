@@ -165,3 +165,9 @@ def test_a_wrong_url_is_named_without_its_password() -> None:
     with pytest.raises(ConfigError, match=r"AGENTSPEC_CACHE_REDIS_URL.*'http://\.\.\.@host'") as caught:
         make_store(CacheConfig(redis_url="http://user:secret@host"))
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["redis://host/0?no_such_option=1", "redis://host:99999", "redis://[::1", "junk"])
+def test_a_url_that_no_connection_can_be_made_from_is_refused_at_once(url: str) -> None:
+    with pytest.raises(ConfigError, match="AGENTSPEC_CACHE_REDIS_URL must be a Redis URL, got"):
+        make_store(CacheConfig(redis_url=url))

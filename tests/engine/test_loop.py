@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from agentspec.engine.attention import Segment
 from agentspec.engine.kv import Slab
+from agentspec.errors import InternalError
 from agentspec.types import FinishReason, SamplingParams
 
 KINDS = ["silent", "right", "wrong", "noisy", "tree", "raising", "malformed"]
@@ -247,3 +248,15 @@ def test_no_draft_is_sent_when_it_does_not_pay(harness: Any, kit: Any) -> None:
     report = result.deltas[-1].report
     assert report.drafted_total == 0
     assert report.reason == "no draft was worth its cost"
+
+
+def test_a_request_that_cannot_be_started_fails_alone(harness: Any, kit: Any) -> None:
+    prompt = prompt_of(5)
+    answer = plain_tokens(harness, kit, prompt, 10, SamplingParams())
+    loop = harness.loop()
+    impossible, failed = harness.job([2**40], 10)
+    job, result = harness.job(prompt, 10)
+    loop.waiting.extend([impossible, job])
+    kit.drain(loop)
+    assert [type(error) for error in failed.errors] == [InternalError]
+    assert result.tokens == answer

@@ -237,12 +237,43 @@ def test_finish_reasons(tiny_model: Path) -> None:
     run(tiny_model, scenario)
 
 
-@pytest.mark.parametrize("name", ["max_running", "max_queue", "prefill_chunk"])
-def test_settings_that_would_leave_requests_waiting_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"AGENTSPEC_ENGINE_{name.upper()} must be at least 1, got 0"):
-        EngineConfig(**{name: 0})
+def test_a_memory_too_small_for_any_request_is_refused_at_start(tiny_model: Path) -> None:
+    with pytest.raises(ConfigError, match="AGENTSPEC_ENGINE_KV_BYTES is 400: too small for any request"):
+        engine_on(tiny_model, kv_bytes=400)
 
 
-def test_too_little_kv_memory_is_named_at_start(tiny_model: Path) -> None:
-    with pytest.raises(ConfigError, match="AGENTSPEC_ENGINE_KV_BYTES"):
-        engine_on(tiny_model, kv_bytes=1)
+def test_a_window_too_small_for_any_request_is_refused_at_start(tiny_model: Path) -> None:
+    config = Config(model=ModelConfig(name=str(tiny_model), window=1))
+    with pytest.raises(ConfigError, match="AGENTSPEC_MODEL_WINDOW must be at least 2 or 0, got 1"):
+        Engine.from_folder(config, tiny_model, Histories(CacheConfig()))
+
+
+def test_a_memory_smaller_than_the_window_makes_the_window_smaller(
+    tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(engine: Engine) -> None:
+        assert engine.window == 100
+        assert "AGENTSPEC_ENGINE_KV_BYTES limits the window to 100 of 512 tokens" in caplog.text
+        asked = replace(request(engine, "hi"), prompt=(65,) * 99, max_tokens=9)
+        deltas = [delta async for delta in engine.generate(asked)]
+        assert deltas[-1].finish is not None
+        assert sum(delta.tokens for delta in deltas) == 1
+
+    run(tiny_model, scenario, kv_bytes=100 * 256)
+
+
+def test_an_engine_whose_thread_died_leaves_nobody_waiting(tiny_model: Path) -> None:
+    async def scenario(engine: Engine) -> None:
+        def broken() -> None:
+            raise MemoryError
+
+        engine.loop.step = broken  # type: ignore[method-assign]
+        with pytest.raises(Unavailable, match="the engine has stopped"):
+            await anext(engine.generate(request(engine, "hi")))
+        await asyncio.to_thread(engine._thread.join)
+        with pytest.raises(Unavailable, match="the engine has stopped"):
+            engine.stats()
+        with pytest.raises(Unavailable):
+            await anext(engine.generate(request(engine, "hi")))
+
+    run(tiny_model, scenario)

@@ -37,7 +37,7 @@ def test_a_taken_port_is_named() -> None:
             serve(ScriptedWorker(), ServerConfig(port=port))
 
 
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.7", "a b"])
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.7", "a b", "a" * 70, "a..b"])
 def test_a_wrong_host_is_named(host: str) -> None:
     with pytest.raises(ConfigError, match=f"AGENTSPEC_SERVER_HOST.*{host}"):
         listen(ServerConfig(host=host, port=0))
