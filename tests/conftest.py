@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.redis_process import redis_server
+
+__all__ = ["redis_server"]
+
 TEMPLATE = (
     "{% for message in messages %}<|start|>{{ message['role'] }}\n{{ message['content'] }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"

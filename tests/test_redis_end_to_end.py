@@ -1,12 +1,10 @@
 """Histories in a real Redis that dies, comes back and is shared, under an engine that must not notice."""
 
 import asyncio
-import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -17,25 +15,11 @@ from agentspec.config import CacheConfig, Config, ModelConfig
 from agentspec.engine.service import Engine
 from agentspec.policies.cost import FixedCost
 from agentspec.types import GenerationRequest, Report, SamplingParams, Scope, SpeculationParams, Trajectory
-from tests.cache.conftest import Server
+from tests.redis_process import Server
 
 DEADLINE_MS = 200
 OFF = SpeculationParams(enabled=False)
 ONLY_TRAJECTORY = SpeculationParams(drafters=("trajectory",))
-
-
-@pytest.fixture
-def redis() -> Iterator[Server]:
-    """A started redis-server, gone afterwards."""
-    if shutil.which("redis-server") is None:
-        pytest.skip("needs redis-server on the PATH")
-    with TemporaryDirectory() as folder:
-        server = Server(Path(folder))
-        server.start()
-        try:
-            yield server
-        finally:
-            server.kill()
 
 
 @asynccontextmanager
@@ -82,14 +66,16 @@ async def until(holds: Callable[[], Awaitable[bool]], seconds: float = 20) -> No
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.9, seed=4)])
-def test_redis_killed_in_the_middle_of_a_generation(tiny_model: Path, redis: Server, sampling: SamplingParams) -> None:
+def test_redis_killed_in_the_middle_of_a_generation(
+    tiny_model: Path, redis_server: Server, sampling: SamplingParams
+) -> None:
     async def scenario() -> None:
         async with engine_on(tiny_model, "") as alone:
             expected = await generated(alone, request(alone, "go on", "run", sampling=sampling, speculation=OFF))
-        async with engine_on(tiny_model, redis.url) as engine:
+        async with engine_on(tiny_model, redis_server.url) as engine:
             wanted = request(engine, "go on", "run", sampling=sampling)
-            killed = await generated(engine, wanted, then=redis.kill)
-            assert redis.process is None
+            killed = await generated(engine, wanted, then=redis_server.kill)
+            assert redis_server.process is None
             assert killed.token_ids == expected.token_ids
             again = await generated(engine, wanted)
             assert again.token_ids == expected.token_ids
@@ -98,11 +84,11 @@ def test_redis_killed_in_the_middle_of_a_generation(tiny_model: Path, redis: Ser
     within_a_minute(scenario)
 
 
-def test_rds_01_requests_go_on_while_redis_is_down(tiny_model: Path, redis: Server) -> None:
+def test_rds_01_requests_go_on_while_redis_is_down(tiny_model: Path, redis_server: Server) -> None:
     async def scenario() -> None:
-        async with engine_on(tiny_model, redis.url) as engine:
+        async with engine_on(tiny_model, redis_server.url) as engine:
             await generated(engine, request(engine, "before", "before"))
-            redis.kill()
+            redis_server.kill()
             for n in range(6):
                 started = time.monotonic()
                 opened = await engine.histories.open(Trajectory(f"new {n}", Scope("default", "tiny")), [1, 2, 3])
@@ -117,13 +103,13 @@ def test_rds_01_requests_go_on_while_redis_is_down(tiny_model: Path, redis: Serv
     within_a_minute(scenario)
 
 
-def test_rds_07_a_restarted_redis_is_picked_up(tiny_model: Path, redis: Server) -> None:
+def test_rds_07_a_restarted_redis_is_picked_up(tiny_model: Path, redis_server: Server) -> None:
     async def scenario() -> None:
-        async with engine_on(tiny_model, redis.url) as engine, engine_on(tiny_model, redis.url) as other:
+        async with engine_on(tiny_model, redis_server.url) as engine, engine_on(tiny_model, redis_server.url) as other:
             await generated(engine, request(engine, "before", "before"))
-            redis.kill()
+            redis_server.kill()
             await generated(engine, request(engine, "while it is down", "down"))
-            redis.start()
+            redis_server.start()
 
             async def stored() -> bool:
                 name = f"after {time.monotonic()}"
@@ -139,12 +125,12 @@ def test_rds_07_a_restarted_redis_is_picked_up(tiny_model: Path, redis: Server) 
     within_a_minute(scenario)
 
 
-def test_sfx_04_a_second_engine_drafts_from_the_first_ones_run(tiny_model: Path, redis: Server) -> None:
+def test_sfx_04_a_second_engine_drafts_from_the_first_ones_run(tiny_model: Path, redis_server: Server) -> None:
     async def scenario() -> None:
-        async with engine_on(tiny_model, redis.url) as first:
+        async with engine_on(tiny_model, redis_server.url) as first:
             wanted = request(first, "what was said", "shared", speculation=ONLY_TRAJECTORY)
             taught = await generated(first, wanted)
-        async with engine_on(tiny_model, redis.url) as second:
+        async with engine_on(tiny_model, redis_server.url) as second:
             stranger = await generated(second, request(second, "what was said", "stranger", speculation=OFF))
             taken_over = await generated(second, wanted)
             assert taken_over.token_ids == taught.token_ids == stranger.token_ids
@@ -154,11 +140,11 @@ def test_sfx_04_a_second_engine_drafts_from_the_first_ones_run(tiny_model: Path,
     within_a_minute(scenario)
 
 
-def test_a_new_engine_learns_what_its_scope_did(tiny_model: Path, redis: Server) -> None:
+def test_a_new_engine_learns_what_its_scope_did(tiny_model: Path, redis_server: Server) -> None:
     async def scenario() -> None:
-        async with engine_on(tiny_model, redis.url) as first:
+        async with engine_on(tiny_model, redis_server.url) as first:
             taught = await generated(first, request(first, "what was said", "one run"))
-        async with engine_on(tiny_model, redis.url) as second:
+        async with engine_on(tiny_model, redis_server.url) as second:
             await generated(second, request(second, "hello", "warms the scope"))
             await second.histories.flush()
             learnt = await generated(second, request(second, "what was said", "another run"))

@@ -93,7 +93,7 @@ def transformers_seconds(model: Any, prompt: torch.Tensor, new: int) -> float:
     return perf_counter() - start
 
 
-def measure(config: Config, rounds: int = 9, progress: Progress = silent) -> CostReport:
+def measure(config: Config, rounds: int = 21, progress: Progress = silent) -> CostReport:
     """Run both measurements on the configured model."""
     threads = config.model.threads or os.cpu_count() or 1
     torch.set_num_threads(threads)
@@ -137,6 +137,6 @@ def print_report(report: CostReport, as_json: bool) -> None:
     )
 
 
-def run_cost_bench(config: Config, *, as_json: bool, rounds: int = 9, progress: Progress = silent) -> None:
+def run_cost_bench(config: Config, *, as_json: bool, rounds: int = 21, progress: Progress = silent) -> None:
     """Measure and print. Nothing else should run on the machine meanwhile."""
     print_report(measure(config, rounds, progress), as_json)

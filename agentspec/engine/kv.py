@@ -155,10 +155,6 @@ class KVPool:
             holding.slab.trim()
             holding.reserved = holding.slab.capacity
 
-    def forget(self, trajectory: Trajectory) -> None:
-        """Drop what finished turns of a trajectory left."""
-        self.finished = [holding for holding in self.finished if holding.trajectory != trajectory]
-
     def _evict(self, spare: int = 0) -> None:
         """Drop finished turns, least recently used first, until the limit is kept or `spare` are left."""
         while len(self.finished) > spare and self.used > self.limit:

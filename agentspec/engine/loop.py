@@ -2,7 +2,6 @@
 
 import logging
 from collections import deque
-from collections.abc import Sequence
 from time import perf_counter
 
 import numpy as np
@@ -177,10 +176,9 @@ class StepLoop:
 
     def stats(self) -> dict[str, float]:
         """Counters and gauges by metric name."""
-        jobs: Sequence[Job] = self.running
         return {
             **self.totals,
-            "running_requests": len(jobs),
+            "running_requests": len(self.running),
             "waiting_requests": len(self.waiting),
             "kv_used_bytes": self.pool.used * self.pool.shape.token_bytes,
             "kv_limit_bytes": self.pool.limit * self.pool.shape.token_bytes,
