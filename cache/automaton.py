@@ -10,7 +10,7 @@ an open-addressing hash of (state, token) over the states with many edges; the o
 import numpy as np
 from numpy.typing import NDArray
 
-from agentspec.cache.compiled import compiled
+from agentspec.compiled import compiled
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]

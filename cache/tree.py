@@ -18,8 +18,8 @@ from agentspec.cache.automaton import (
     Int32s,
     step,
 )
-from agentspec.cache.compiled import compiled
 from agentspec.cache.estimate import LONG, SOLE
+from agentspec.compiled import compiled
 
 Sources = tuple[Int32s, ...]
 

@@ -42,6 +42,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
+        head_dim=32,
         num_key_value_heads=2,
         vocab_size=len(tokenizer),
         max_position_embeddings=512,

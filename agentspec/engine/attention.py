@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from agentspec.engine.kv import Slab
+from agentspec.engine.kv import BLOCK, Slab
 
 NAME = "agentspec_tree"
 
@@ -31,8 +31,8 @@ class Segment:
     depths: tuple[int, ...]
     """Position of each row relative to the slab's length."""
 
-    hidden: Tensor | None
-    """(rows, rows) bool: which rows of the segment each row must not see; None for one row or a causal chain."""
+    parents: tuple[int, ...] | None
+    """Row below which each row hangs, -1 for the root; None for a chain."""
 
 
 def strangers(parent: Sequence[int]) -> Tensor:
@@ -67,36 +67,27 @@ def attend_chunk(q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
     return out[0].transpose(0, 1)
 
 
-Place = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Of one segment in one layer: all keys and all values up to its rows, then the rows' own part of both."""
-
-
-def layer_views(segment: Segment) -> list[Place]:
-    """A segment's places in its slab, by layer; views, made for all layers at once."""
-    slab, at = segment.slab, segment.slab.length
-    stop = at + len(segment.tokens)
-    views = (slab.k[:, :, :stop], slab.v[:, :, :stop], slab.k[:, :, at:stop], slab.v[:, :, at:stop])
-    return list(zip(*[view.unbind(0) for view in views], strict=True))
-
-
-def attend_segments(
-    q: Tensor, k: Tensor, v: Tensor, segments: Sequence[Segment], places: Sequence[Place], scaling: float
-) -> Tensor:
+def attend_segments(q: Tensor, k: Tensor, v: Tensor, segments: Sequence[Segment], layer: int, scaling: float) -> Tensor:
     """Writes the rows' keys and values behind their slabs' committed part, then attends segment by segment.
 
     q: (heads, rows, dim), k, v: (kv heads, rows, dim): all segments' rows side by side; returns (rows, heads, dim).
     """
     out = []
     start = 0
-    for segment, (keys, values, own_keys, own_values) in zip(segments, places, strict=True):
-        rows = len(segment.tokens)
-        stop = start + rows
-        own_keys.copy_(k[:, start:stop])
-        own_values.copy_(v[:, start:stop])
-        if rows >= LONG and segment.hidden is None:
+    for segment in segments:
+        slab, rows = segment.slab, len(segment.tokens)
+        stop, total = start + rows, slab.length + rows
+        place = torch.arange(slab.length, total)
+        keys, values = slab.k[layer], slab.v[layer]
+        keys[:, place // BLOCK, :, place % BLOCK] = k[:, start:stop].transpose(0, 1)
+        values[:, place // BLOCK, place % BLOCK] = v[:, start:stop]
+        keys = keys.transpose(2, 3).flatten(1, 2)[:, :total]
+        values = values.flatten(1, 2)[:, :total]
+        if rows >= LONG and segment.parents is None:
             out.append(attend_chunk(q[:, start:stop], keys, values, scaling))
         else:
-            out.append(attend(q[:, start:stop], keys, values, segment.hidden, scaling))
+            hidden = None if segment.parents is None else strangers(segment.parents)
+            out.append(attend(q[:, start:stop], keys, values, hidden, scaling))
         start = stop
     return out[0] if len(out) == 1 else torch.cat(out)
 
@@ -106,9 +97,7 @@ def tree_attention(
 ) -> tuple[Tensor, None]:
     """The function that transformers calls: q, k and v have a leading batch dimension of 1, as has the result."""
     layer: int = module.layer_idx  # type: ignore[assignment]
-    segments: Sequence[Segment] = arguments["segments"]
-    places = [layer_views(segment)[layer] for segment in segments]
-    out = attend_segments(q[0], k[0], v[0], segments, places, arguments["scaling"])
+    out = attend_segments(q[0], k[0], v[0], arguments["segments"], layer, arguments["scaling"])
     return out.unsqueeze(0), None
 
 

@@ -8,7 +8,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from agentspec.kernels.cpu.lanes import LANES
 from agentspec.types import Scope, Trajectory
+
+BLOCK = LANES
+"""Positions whose keys lie together, (dim, BLOCK): the layout that the kernels of the CPU read."""
 
 GROWTH = 256
 """Tokens by which a slab grows at least."""
@@ -29,52 +33,65 @@ class KVShape:
 
 
 class Slab:
-    """Keys and values of one sequence, (layers, kv heads, capacity, dim); the first `length` are committed."""
+    """Keys and values of one sequence; the first `length` positions are committed.
+
+    `k` is (layers, kv heads, blocks, dim, BLOCK), `v` is (layers, kv heads, blocks, BLOCK, dim).
+    """
 
     def __init__(self, shape: KVShape) -> None:
         self.shape = shape
         self.length = 0
-        self.k = torch.empty(shape.layers, shape.heads, 0, shape.dim)
-        self.v = torch.empty_like(self.k)
+        self.k, self.v = self._room(0)
 
     @property
     def capacity(self) -> int:
-        return self.k.shape[2]
+        return self.k.shape[2] * BLOCK
 
     @torch.inference_mode()
     def reserve(self, tokens: int) -> None:
-        """Make room for `tokens` positions; committed rows are kept."""
-        if tokens <= self.capacity:
-            return
-        capacity = max(tokens + GROWTH, self.capacity * 5 // 4)
-        for name in ("k", "v"):
-            old: Tensor = getattr(self, name)
-            new = torch.empty(self.shape.layers, self.shape.heads, capacity, self.shape.dim)
-            new[:, :, : self.length] = old[:, :, : self.length]
-            setattr(self, name, new)
+        """Make room for `tokens` positions; committed ones are kept."""
+        if tokens > self.capacity:
+            self._move(max(tokens + GROWTH, self.capacity * 5 // 4))
 
     @torch.inference_mode()
     def commit(self, path: Sequence[int]) -> None:
         """Keep the rows `length + path[i]` of the last pass as the next committed positions, in order."""
-        if list(path) != list(range(len(path))):
-            rows = torch.tensor(path) + self.length
-            stop = self.length + len(path)
-            for tensor in (self.k, self.v):
-                tensor[:, :, self.length : stop] = tensor[:, :, rows]
+        moved = [(at, row) for at, row in enumerate(path) if at != row]
+        if moved:
+            to, source = (torch.tensor(column) + self.length for column in zip(*moved, strict=True))
+            self.k[:, :, to // BLOCK, :, to % BLOCK] = self.k[:, :, source // BLOCK, :, source % BLOCK]
+            self.v[:, :, to // BLOCK, to % BLOCK] = self.v[:, :, source // BLOCK, source % BLOCK]
         self.length += len(path)
 
     @torch.inference_mode()
     def trim(self) -> None:
         """Give back the room beyond the committed positions."""
-        self.k, self.v = self.k[:, :, : self.length].clone(), self.v[:, :, : self.length].clone()
+        self._move(self.length)
 
     @torch.inference_mode()
     def copy_prefix(self, source: "Slab", tokens: int) -> None:
         """Take over the first `tokens` positions of another slab by copying."""
         self.reserve(tokens)
-        for mine, theirs in ((self.k, source.k), (self.v, source.v)):
-            mine[:, :, :tokens] = theirs[:, :, :tokens]
+        self._copy(source, tokens)
         self.length = tokens
+
+    def _room(self, tokens: int) -> tuple[Tensor, Tensor]:
+        shape = self.shape
+        blocks = -(-tokens // BLOCK)
+        keys = torch.empty(shape.layers, shape.heads, blocks, shape.dim, BLOCK)
+        return keys, torch.empty(shape.layers, shape.heads, blocks, BLOCK, shape.dim)
+
+    def _move(self, tokens: int) -> None:
+        """Into a room for `tokens` positions."""
+        old = Slab(self.shape)
+        old.k, old.v = self.k, self.v
+        self.k, self.v = self._room(tokens)
+        self._copy(old, self.length)
+
+    def _copy(self, source: "Slab", tokens: int) -> None:
+        blocks = -(-tokens // BLOCK)
+        for mine, theirs in ((self.k, source.k), (self.v, source.v)):
+            mine[:, :, :blocks] = theirs[:, :, :blocks]
 
 
 @dataclass(eq=False, slots=True)
@@ -110,8 +127,8 @@ class KVPool:
 
     def __init__(self, shape: KVShape, limit_bytes: int) -> None:
         self.shape = shape
-        self.limit = limit_bytes // shape.token_bytes
-        """Most tokens held at once."""
+        self.limit = limit_bytes // shape.token_bytes // BLOCK * BLOCK
+        """Most tokens held at once: whole blocks."""
 
         self.running: list[Holding] = []
         self.finished: list[Holding] = []

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from agentspec.config import EngineConfig
-from agentspec.engine.attention import Segment, strangers
+from agentspec.engine.attention import Segment
 from agentspec.engine.commit import commit
 from agentspec.engine.job import Job
 from agentspec.engine.kv import KVPool
@@ -108,8 +108,7 @@ class StepLoop:
 
     def _segment(self, job: Job, tree: DraftTree) -> Segment:
         assert job.holding is not None
-        hidden = strangers(tree.parent) if len(tree) > 1 else None
-        return Segment(job.holding.slab, tree.token, tree.depth, hidden)
+        return Segment(job.holding.slab, tree.token, tree.depth, tree.parent if len(tree) > 1 else None)
 
     def _prefilled(self, job: Job, tokens: int) -> None:
         assert job.holding is not None

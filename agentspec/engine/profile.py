@@ -4,7 +4,7 @@ from time import perf_counter
 
 import torch
 
-from agentspec.engine.attention import Segment, strangers
+from agentspec.engine.attention import Segment
 from agentspec.engine.kv import Slab
 from agentspec.engine.target import Target
 from agentspec.policies.cost import CostTable
@@ -36,8 +36,7 @@ def pass_seconds(target: Target, slab: Slab, nodes: int, repeats: int) -> list[f
     depths: list[int] = []
     for parent in parents:
         depths.append(0 if parent < 0 else depths[parent] + 1)
-    hidden = strangers(parents) if nodes > 1 else None
-    segment = Segment(slab, tuple(range(1, nodes + 1)), tuple(depths), hidden)
+    segment = Segment(slab, tuple(range(1, nodes + 1)), tuple(depths), parents)
     seconds = []
     for _ in range(repeats):
         start = perf_counter()

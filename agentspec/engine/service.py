@@ -19,7 +19,7 @@ from agentspec.config import Config
 from agentspec.engine.chat import Chat
 from agentspec.engine.commit import Completion
 from agentspec.engine.job import Job
-from agentspec.engine.kv import KVPool
+from agentspec.engine.kv import BLOCK, KVPool
 from agentspec.engine.loop import StepLoop
 from agentspec.engine.models import ensure
 from agentspec.engine.profile import cost_table
@@ -193,7 +193,7 @@ def usable_window(config: Config, most: int, pool: KVPool) -> int:
     if pool.limit < LEAST_WINDOW:
         raise ConfigError(
             f"AGENTSPEC_ENGINE_KV_BYTES is {config.engine.kv_bytes}: too small for any request, "
-            f"as this model takes {pool.shape.token_bytes} bytes for each token"
+            f"as this model takes {pool.shape.token_bytes * BLOCK} bytes for each {BLOCK} tokens"
         )
     if wanted < LEAST_WINDOW:
         raise ConfigError(f"AGENTSPEC_MODEL_WINDOW must be at least {LEAST_WINDOW} or 0, got {wanted}")

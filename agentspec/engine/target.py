@@ -10,10 +10,11 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from agentspec.engine.attention import NAME, Segment
+from agentspec.engine.decoder import compiled_decoder, compiled_forward, head_dim, is_compilable, window_of
 from agentspec.engine.kv import KVShape
-from agentspec.engine.lean import LeanDecoder, is_lean
 from agentspec.engine.linear import prepack
 from agentspec.errors import ModelError
+from agentspec.kernels.cpu.decoder import Decoder
 
 
 def quiet_transformers() -> None:
@@ -23,27 +24,33 @@ def quiet_transformers() -> None:
 
 
 def refuse_unknown_attention(config: Any) -> None:
-    """Raises `ModelError` for attention that would be computed wrongly here."""
-    sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-    if sliding or getattr(config, "attn_logit_softcapping", None):
-        kind = "a sliding window" if sliding else "capped logits"
+    """Raises `ModelError` for attention that `tree_attention` would compute wrongly."""
+    windows = any(window_of(config, layer) for layer in range(config.num_hidden_layers))
+    if windows or getattr(config, "attn_logit_softcapping", None):
+        kind = "a sliding window" if windows else "capped logits"
         raise ModelError(f"models of type {config.model_type} with {kind} in their attention are not supported yet")
 
 
 class Target:
-    """A Hugging Face decoder in float32 on the CPU, its linears prepacked, its attention and KV ours."""
+    """A Hugging Face decoder in float32 on the CPU: in compiled passes where its family is known, else in its own
+    `forward` with prepacked linears, our attention and our KV."""
 
-    def __init__(self, model: nn.Module) -> None:
-        """Takes over `model`, which must have been loaded with `attn_implementation=NAME`."""
+    def __init__(self, model: nn.Module, *, compiled: bool = True) -> None:
+        """Takes over `model`, which must have been loaded with `attn_implementation=NAME`.
+
+        `compiled=False` leaves the passes to the model's own `forward` where the compiled decoder knows the model too.
+        """
         config: Any = model.config
-        refuse_unknown_attention(config)
-        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.shape = KVShape(config.num_hidden_layers, config.num_key_value_heads, dim)
+        self.shape = KVShape(config.num_hidden_layers, config.num_key_value_heads, head_dim(config))
         self.window: int = config.max_position_embeddings
         self.vocabulary: int = config.vocab_size
         self.model = model.eval()
-        prepack(self.model)
-        self.lean = LeanDecoder(self.model) if is_lean(self.model) else None
+        self.decoder: Decoder | None = None
+        if compiled and is_compilable(self.model):
+            self.decoder = compiled_decoder(self.model, torch.get_num_threads())
+        else:
+            refuse_unknown_attention(config)
+            prepack(self.model)
 
     @staticmethod
     def load(folder: Path) -> "Target":
@@ -65,10 +72,10 @@ class Target:
         """
         for segment in segments:
             segment.slab.reserve(segment.slab.length + len(segment.tokens))
+        if self.decoder is not None:
+            return compiled_forward(self.decoder, segments, keep)
         tokens = torch.tensor([token for segment in segments for token in segment.tokens])
         positions = torch.tensor([s.slab.length + depth for s in segments for depth in s.depths])
-        if self.lean is not None:
-            return self.lean.forward(tokens, positions, segments, keep)
         output = self.model(
             tokens.unsqueeze(0),
             position_ids=positions.unsqueeze(0),

@@ -1,0 +1,153 @@
+"""Models that the compiled decoder computes: reads their weights into it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentspec.engine.attention import Segment
+from agentspec.kernels.cpu.decoder import Decoder, Floats, LayerWeights, Rows, Shape
+from agentspec.kernels.cpu.lanes import LANES, can_compute
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Model types whose block is the decoder's."""
+
+ROTARY = ("default", "linear", "llama3", "yarn")
+"""Kinds of rotary positions whose angles depend on the position alone."""
+
+
+def is_compilable(model: Any) -> bool:
+    """Whether the compiled decoder computes what the model's own `forward` does."""
+    config = model.config
+    return (
+        can_compute()
+        and config.model_type in FAMILIES
+        and config.hidden_act == "silu"
+        and head_dim(config) % LANES == 0
+        and model.model.rotary_emb.rope_type in ROTARY
+        and model.lm_head.bias is None
+    )
+
+
+def head_dim(config: Any) -> int:
+    """Size of one attention head."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def floats(tensor: Tensor | None) -> Floats | None:
+    """A weight as float32 numbers; None of none."""
+    if tensor is None:
+        return None
+    array: Floats = tensor.detach().float().contiguous().numpy()
+    return array
+
+
+def joined(tensors: Sequence[Tensor | None]) -> Floats | None:
+    """Weights one below the other; None if one is missing."""
+    present = [tensor for tensor in tensors if tensor is not None]
+    return floats(torch.cat(present)) if len(present) == len(tensors) else None
+
+
+def angles(model: Any, window: int) -> tuple[Floats, Floats]:
+    """Cosines and sines of every position up to `window`, (window, dim / 2)."""
+    cosine, sine = model.model.rotary_emb(torch.zeros(1), torch.arange(window).unsqueeze(0))
+    half = cosine.shape[-1] // 2
+    return (needed(floats(cosine[0, :, :half])), needed(floats(sine[0, :, :half])))
+
+
+def needed(array: Floats | None) -> Floats:
+    """A weight that every model has."""
+    assert array is not None
+    return array
+
+
+def window_of(config: Any, layer: int) -> int:
+    """Positions that a layer's attention sees, the row itself included; 0 for all."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and kinds[layer] != "sliding_attention":
+        return 0
+    return (getattr(config, "sliding_window", None) or 0) if getattr(config, "use_sliding_window", True) else 0
+
+
+def layer_weights(block: Any, window: int) -> LayerWeights:
+    """The weights of one block."""
+    attention, mlp = block.self_attn, block.mlp
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    return LayerWeights(
+        norm=needed(floats(block.input_layernorm.weight)),
+        qkv=needed(joined([projection.weight for projection in projections])),
+        output=needed(floats(attention.o_proj.weight)),
+        mlp_norm=needed(floats(block.post_attention_layernorm.weight)),
+        gate=needed(floats(mlp.gate_proj.weight)),
+        up=needed(floats(mlp.up_proj.weight)),
+        down=needed(floats(mlp.down_proj.weight)),
+        qkv_bias=joined([projection.bias for projection in projections]),
+        output_bias=floats(attention.o_proj.bias),
+        gate_bias=floats(mlp.gate_proj.bias),
+        up_bias=floats(mlp.up_proj.bias),
+        down_bias=floats(mlp.down_proj.bias),
+        query_norm=floats(attention.q_norm.weight) if hasattr(attention, "q_norm") else None,
+        key_norm=floats(attention.k_norm.weight) if hasattr(attention, "k_norm") else None,
+        window=window,
+    )
+
+
+@torch.inference_mode()
+def compiled_decoder(model: Any, threads: int) -> Decoder:
+    """The compiled decoder of a model, whose weights it takes: the model itself cannot compute any more."""
+    config, inner = model.config, model.model
+    shape = Shape(
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        dim=head_dim(config),
+        inner=config.intermediate_size,
+        vocabulary=config.vocab_size,
+        epsilon=config.rms_norm_eps,
+        scaling=inner.layers[0].self_attn.scaling,
+    )
+    embedding = inner.embed_tokens.weight
+    tied = model.lm_head.weight.data_ptr() == embedding.data_ptr()
+    decoder = Decoder(
+        shape,
+        needed(floats(embedding)),
+        None if tied else floats(model.lm_head.weight),
+        needed(floats(inner.norm.weight)),
+        angles(model, config.max_position_embeddings),
+        threads,
+    )
+    for layer, block in enumerate(inner.layers):
+        decoder.add_layer(layer_weights(block, window_of(config, layer)))
+        release(block)
+    release(inner.embed_tokens)
+    release(model.lm_head)
+    decoder.start()
+    return decoder
+
+
+def release(module: torch.nn.Module) -> None:
+    """Free a module's weights, which have been copied."""
+    for child in module.modules():
+        for name, parameter in child.named_parameters(recurse=False):
+            setattr(child, name, torch.nn.Parameter(parameter.new_empty(0), requires_grad=False))
+
+
+def rows_of(segment: Segment) -> Rows:
+    """A segment for the compiled decoder."""
+    slab = segment.slab
+    return Rows(
+        segment.tokens,
+        segment.depths,
+        segment.parents,
+        slab.length,
+        slab.k.data_ptr(),
+        slab.v.data_ptr(),
+        slab.k.shape[2],
+    )
+
+
+def compiled_forward(decoder: Decoder, segments: Sequence[Segment], keep: Sequence[int]) -> Tensor:
+    """Logits (len(keep), vocabulary) of the kept rows."""
+    return torch.from_numpy(np.asarray(decoder.forward([rows_of(segment) for segment in segments], keep)))

@@ -1,0 +1,1 @@
+"""Compute kernels: compiled ones for CPUs."""

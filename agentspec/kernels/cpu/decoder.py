@@ -1,0 +1,295 @@
+"""A decoder on the CPU: its packed weights, its threads, and its passes."""
+
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentspec.kernels.cpu.attend import TOGETHER
+from agentspec.kernels.cpu.lanes import BYTES, LANES
+from agentspec.kernels.cpu.passes import CALL, LAYER, MODEL, run_pass, serve
+from agentspec.kernels.cpu.product import aligned, pack
+from agentspec.kernels.cpu.team import SYNC_WORDS
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One block's weights, (outputs, inputs); None for what it lacks."""
+
+    norm: Floats
+    qkv: Floats
+    """Query, key and value projections, one below the other."""
+
+    output: Floats
+    mlp_norm: Floats
+    gate: Floats
+    up: Floats
+    down: Floats
+    qkv_bias: Floats | None = None
+    output_bias: Floats | None = None
+    gate_bias: Floats | None = None
+    up_bias: Floats | None = None
+    down_bias: Floats | None = None
+    query_norm: Floats | None = None
+    key_norm: Floats | None = None
+    window: int = 0
+    """Positions that a row sees, itself included; 0 for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Extents of a decoder; `dim`, of one head, is a multiple of `LANES`."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    dim: int
+    inner: int
+    vocabulary: int
+    epsilon: float
+    scaling: float
+    """What queries are multiplied with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One sequence's rows of a pass, and where its keys and values lie: (layers, kv heads, blocks, ...) as `attend`
+    says, with room for the rows behind the cached positions."""
+
+    tokens: Sequence[int]
+    depths: Sequence[int]
+    parents: Sequence[int] | None
+    """None for a chain."""
+
+    length: int
+    keys: int
+    values: int
+    blocks: int
+
+
+class Decoder:
+    """Computes passes on packed copies of a model's weights. One thread calls it; `threads - 1` others help."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        embedding: Floats,
+        head: Floats | None,
+        norm: Floats,
+        rotary: tuple[Floats, Floats],
+        threads: int,
+    ) -> None:
+        """`rotary` are cosines and sines, (positions, dim / 2); `head` is None where it is the embedding's own."""
+        self.shape = shape
+        self.window = len(rotary[0])
+        self.threads = threads
+        self._width = whole(shape.hidden)
+        self._alive: list[Any] = []
+        self._layers: list[tuple[int, ...]] = []
+        self._room: dict[str, NDArray[np.uint8]] = {}
+        self._call = np.zeros(1, CALL)
+        self._call["sync"] = self._keep(np.zeros(SYNC_WORDS, np.int64))
+        self._team: list[int] = []
+        packed = self._keep(pack(embedding if head is None else head))
+        self._model = np.zeros(1, MODEL)
+        self._model[0] = (
+            shape.hidden,
+            self._width,
+            shape.heads,
+            shape.kv_heads,
+            shape.dim,
+            shape.inner,
+            shape.vocabulary,
+            0,
+            packed if head is None else self._keep(embedding),
+            LANES if head is None else 1,
+            self._keep(norm),
+            packed,
+            self._keep(rotary[0]),
+            self._keep(rotary[1]),
+            1 / shape.hidden,
+            shape.epsilon,
+            1 / shape.dim,
+            shape.scaling,
+        )
+
+    def add_layer(self, weights: LayerWeights) -> None:
+        """Take over the next block's weights."""
+        bias = None
+        if weights.gate_bias is not None and weights.up_bias is not None:
+            bias = in_turns(padded(weights.gate_bias), padded(weights.up_bias))
+        self._layers.append(
+            (
+                self._keep(weights.norm),
+                self._keep(pack(weights.qkv)),
+                self._keep(weights.qkv_bias),
+                self._keep(weights.query_norm),
+                self._keep(weights.key_norm),
+                self._keep(pack(weights.output)),
+                self._keep(weights.output_bias),
+                self._keep(weights.mlp_norm),
+                self._keep(in_turns(pack(weights.gate), pack(weights.up))),
+                self._keep(bias),
+                self._keep(pack(weights.down)),
+                self._keep(weights.down_bias),
+                weights.window,
+            )
+        )
+
+    def start(self) -> None:
+        """All blocks are there: start the helping threads. They end with the decoder."""
+        self._model["layers"] = len(self._layers)
+        self._records = np.array(self._layers, LAYER)
+        for thread in range(1, self.threads):
+            reading, writing = os.pipe()
+            self._team.append(writing)
+            arguments = (thread, self.threads, self._model, self._records, self._call)
+            threading.Thread(target=help_out, args=(reading, self._alive, *arguments), daemon=True).start()
+        weakref.finalize(self, close_all, self._team)
+
+    def forward(self, segments: Sequence[Rows], keep: Sequence[int]) -> Floats:
+        """Logits (len(keep), vocabulary) of the kept rows, numbered over all segments in order.
+
+        Writes each row's key and value behind the cached ones of its sequence. Raises `IndexError`, and computes
+        nothing, for a token, a position, a kept row or a parent that there is not, and for rows without room.
+        """
+        rows = sum(len(segment.tokens) for segment in segments)
+        logits = np.empty((len(keep), whole(self.shape.vocabulary)), np.float32)
+        words = self._describe(segments, keep, rows)
+        self._reserve(rows, max(segment.length + len(segment.tokens) for segment in segments))
+        call = self._call
+        call["rows"], call["kept"], call["segments"] = rows, len(keep), len(segments)
+        call["logits"] = logits.ctypes.data
+        for descriptor in self._team:
+            os.write(descriptor, b"\1")
+        run_pass(0, self.threads, self._model, self._records, call)
+        del words
+        return logits[:, : self.shape.vocabulary]
+
+    def _describe(self, segments: Sequence[Rows], keep: Sequence[int], rows: int) -> NDArray[np.int64]:
+        """The pass's input as one array, whose parts `call` points at."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        owners: list[int] = []
+        parents: list[int] = []
+        table: list[int] = []
+        links: list[int] = []
+        for number, segment in enumerate(segments):
+            count = len(segment.tokens)
+            links.append(-1 if segment.parents is None else len(parents))
+            table += [len(tokens), count, segment.length, segment.keys, segment.values, segment.blocks, 0]
+            tokens += segment.tokens
+            positions += [segment.length + depth for depth in segment.depths]
+            owners += [number] * count
+            parents += segment.parents or ()
+        self._check(segments, tokens, positions, keep)
+        words = np.array([*tokens, *positions, *owners, *keep, *parents, *table, *[0] * len(self._layers)], np.int64)
+        base = words.ctypes.data
+        starts = np.cumsum([0, rows, rows, rows, len(keep), len(parents), len(table)]) * 8 + base
+        call = self._call
+        names = ("tokens", "positions", "owners", "keep", "", "segment", "claims")
+        for name, start in zip(names, starts, strict=True):
+            if name:
+                call[name] = start
+        fields = words[len(words) - len(self._layers) - len(table) :]
+        for number, link in enumerate(links):
+            if link >= 0:
+                fields[number * 7 + 6] = starts[4] + link * 8
+        return words
+
+    def _check(
+        self, segments: Sequence[Rows], tokens: Sequence[int], positions: Sequence[int], keep: Sequence[int]
+    ) -> None:
+        """Nothing outside the memory of this pass may be read or written, whatever the caller does."""
+        if not tokens:
+            raise IndexError("a pass needs rows")
+        if min(tokens) < 0 or max(tokens) >= self.shape.vocabulary:
+            raise IndexError(f"tokens are below {self.shape.vocabulary}, got {min(tokens)} to {max(tokens)}")
+        if len(positions) != len(tokens) or min(positions) < 0 or max(positions) >= self.window:
+            raise IndexError(f"every token has a position below {self.window}, got up to {max(positions)}")
+        if len(keep) > len(tokens) or any(not 0 <= row < len(tokens) for row in keep):
+            raise IndexError(f"kept rows are among the {len(tokens)} of the pass")
+        for segment in segments:
+            if segment.length + len(segment.tokens) > segment.blocks * LANES:
+                raise IndexError(f"no room for {len(segment.tokens)} rows behind {segment.length} positions")
+            parents = segment.parents
+            if parents is not None and not all(-1 <= parent < row for row, parent in enumerate(parents)):
+                raise IndexError("a row's parent is before it")
+            if parents is not None and len(parents) != len(segment.tokens):
+                raise IndexError("every row has a parent or -1")
+
+    def _reserve(self, rows: int, positions: int) -> None:
+        """Memory that a pass works in: grown where it is too small."""
+        shape, call = self.shape, self._call
+        score_stride = whole(positions) * 4 + BYTES
+        path_bytes = whole(rows * 2 + TOGETHER) * 4
+        heads = shape.heads + 2 * shape.kv_heads
+        sizes = {
+            "x": rows * self._width * 4,
+            "qkv": rows * heads * shape.dim * 4,
+            "attended": rows * shape.heads * shape.dim * 4,
+            "inner": rows * whole(shape.inner) * 4,
+            "normed": self.threads * rows * self._width * 4,
+            "tiles": self.threads * 2 * rows * BYTES,
+            "scores": self.threads * TOGETHER * score_stride,
+            "paths": self.threads * path_bytes,
+        }
+        call["score_stride"], call["path_bytes"] = score_stride, path_bytes
+        for name, size in sizes.items():
+            if name not in self._room or len(self._room[name]) < size:
+                self._room[name] = aligned((size // 4,)).view(np.uint8)
+                call[name] = self._room[name].ctypes.data
+
+    def _keep(self, array: NDArray[Any] | None) -> int:
+        """The address of an array, which stays alive; 0 of none. Vectors are filled up with zeros."""
+        if array is None:
+            return 0
+        vector = array.ndim == 1 and array.dtype == np.float32
+        kept: Any = padded(array) if vector else np.ascontiguousarray(array)
+        self._alive.append(kept)
+        return int(kept.ctypes.data)
+
+
+def whole(size: int) -> int:
+    """The multiple of `LANES` that holds `size`."""
+    return -(-size // LANES) * LANES
+
+
+def padded(vector: Floats | None) -> Floats | None:
+    """A vector filled up with zeros to whole lanes; None of none."""
+    if vector is None:
+        return None
+    result = aligned((whole(len(vector)),))
+    result[: len(vector)] = vector
+    return result
+
+
+def in_turns(first: Floats | None, second: Floats | None) -> Floats | None:
+    """The panels of two packed matrices of one shape, or the lanes of two biases, one of each in turns."""
+    if first is None or second is None:
+        return None
+    shape = (-1, LANES) if first.ndim == 1 else first.shape
+    pair = np.stack([first.reshape(shape), second.reshape(shape)], 1)
+    result = aligned(pair.shape)
+    result[:] = pair
+    return result.reshape(-1) if first.ndim == 1 else result
+
+
+def help_out(reading: int, alive: list[Any], *arguments: Any) -> None:
+    """A helping thread's life: passes until the pipe is closed. `alive` holds what the addresses belong to."""
+    buffer = np.zeros(8, np.uint8)
+    serve(reading, buffer.ctypes.data, *arguments)
+    os.close(reading)
+
+
+def close_all(descriptors: list[int]) -> None:
+    """Close the pipes of the helping threads, which ends them."""
+    for descriptor in descriptors:
+        os.close(descriptor)

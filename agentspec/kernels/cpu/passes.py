@@ -1,0 +1,415 @@
+"""A whole pass of a decoder in compiled code: all threads run it together, layer by layer.
+
+The block is that of the Llama family: root mean square norms before attention and before a gated MLP, rotary
+positions, grouped-query attention, with biases, and norms of each head's queries and keys, where the model has them.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from agentspec.compiled import compiled
+from agentspec.kernels.cpu.attend import TOGETHER, attend
+from agentspec.kernels.cpu.lanes import BYTES, LANES, add, copy, fetch_add, gate, square_sum, wait_for_byte
+from agentspec.kernels.cpu.memory import floats, integers
+from agentspec.kernels.cpu.product import sweep
+from agentspec.kernels.cpu.team import meet
+
+
+def record(**fields: str) -> np.dtype[Any]:
+    """A record of named fields."""
+    return np.dtype(list(fields.items()))
+
+
+MODEL = record(
+    hidden="i8",
+    width="i8",
+    heads="i8",
+    kv_heads="i8",
+    dim="i8",
+    inner="i8",
+    vocabulary="i8",
+    layers="i8",
+    embedding="i8",
+    embedding_lanes="i8",
+    norm="i8",
+    head="i8",
+    cosine="i8",
+    sine="i8",
+    inverse_hidden="f4",
+    epsilon="f4",
+    inverse_dim="f4",
+    scaling="f4",
+)
+"""A model's extents and the addresses of what all layers share. `width` is `hidden` filled up to whole vectors."""
+
+LAYER = record(
+    norm="i8",
+    qkv="i8",
+    qkv_bias="i8",
+    query_norm="i8",
+    key_norm="i8",
+    output="i8",
+    output_bias="i8",
+    mlp_norm="i8",
+    gate_up="i8",
+    gate_up_bias="i8",
+    down="i8",
+    down_bias="i8",
+    window="i8",
+)
+"""Addresses of a layer's weights, 0 for what it lacks, and its attention's window, 0 for none."""
+
+CALL = record(
+    rows="i8",
+    kept="i8",
+    segments="i8",
+    tokens="i8",
+    positions="i8",
+    owners="i8",
+    keep="i8",
+    segment="i8",
+    x="i8",
+    qkv="i8",
+    attended="i8",
+    inner="i8",
+    logits="i8",
+    normed="i8",
+    tiles="i8",
+    scores="i8",
+    score_stride="i8",
+    paths="i8",
+    path_bytes="i8",
+    claims="i8",
+    sync="i8",
+)
+"""One pass: numbers of rows and the addresses of their input, of its result and of the memory it works in."""
+
+FIRST, COUNT, LENGTH, KEYS, VALUES, BLOCKS, PARENTS = range(7)
+"""Columns of a segment: its first row, its rows, its cached positions, its keys and values, the blocks of positions
+that there is room for, the address of its rows' parents (0 for a chain)."""
+
+SEGMENT_FIELDS = 7
+
+
+@compiled
+def normalise(x: int, weight: int, inverse: np.float32, epsilon: np.float32, size: int, width: int, out: int) -> None:
+    """Root mean square normalisation of one row of `size` floats in memory for `width`."""
+    mean = square_sum(x, width // LANES) * inverse
+    factor = np.float32(1) / np.sqrt(mean + epsilon)
+    source, weights, result = floats(x, size), floats(weight, size), floats(out, size)
+    for i in range(size):
+        result[i] = source[i] * factor * weights[i]
+
+
+@compiled
+def fill(rows: int, bias: int, out: int, stride: int) -> None:
+    """One panel's biases in every row."""
+    for row in range(rows):
+        copy(bias, out + row * stride)
+
+
+@compiled
+def project(
+    thread: int,
+    threads: int,
+    rows: int,
+    x: int,
+    x_stride: int,
+    weight: int,
+    bias: int,
+    inputs: int,
+    panels: int,
+    out: int,
+    stride: int,
+) -> None:
+    """out = x * weight + bias, this thread's share of the panels."""
+    for panel in range(panels * thread // threads, panels * (thread + 1) // threads):
+        place = out + panel * BYTES
+        if bias != 0:
+            fill(rows, bias + panel * BYTES, place, stride)
+        sweep(rows, x, x_stride, weight + panel * inputs * BYTES, BYTES, inputs, place, stride, 1 if bias == 0 else 0)
+
+
+@compiled
+def project_onto(
+    thread: int,
+    threads: int,
+    rows: int,
+    x: int,
+    x_stride: int,
+    weight: int,
+    bias: int,
+    inputs: int,
+    panels: int,
+    out: int,
+    stride: int,
+    tile: int,
+) -> None:
+    """out += x * weight + bias, this thread's share of the panels; `tile` holds a panel of `rows` rows."""
+    for panel in range(panels * thread // threads, panels * (thread + 1) // threads):
+        if bias != 0:
+            fill(rows, bias + panel * BYTES, tile, BYTES)
+        sweep(rows, x, x_stride, weight + panel * inputs * BYTES, BYTES, inputs, tile, BYTES, 1 if bias == 0 else 0)
+        for row in range(rows):
+            add(tile + row * BYTES, out + row * stride + panel * BYTES)
+
+
+@compiled
+def project_gated(
+    thread: int,
+    threads: int,
+    rows: int,
+    x: int,
+    x_stride: int,
+    weight: int,
+    bias: int,
+    inputs: int,
+    panels: int,
+    out: int,
+    stride: int,
+    tile: int,
+) -> None:
+    """out = silu(gate) * up; gate and up are products whose panels lie in turns in `weight` and `bias`."""
+    other = tile + rows * BYTES
+    for panel in range(panels * thread // threads, panels * (thread + 1) // threads):
+        place = weight + 2 * panel * inputs * BYTES
+        if bias != 0:
+            fill(rows, bias + 2 * panel * BYTES, tile, BYTES)
+            fill(rows, bias + (2 * panel + 1) * BYTES, other, BYTES)
+        fresh = 1 if bias == 0 else 0
+        sweep(rows, x, x_stride, place, BYTES, inputs, tile, BYTES, fresh)
+        sweep(rows, x, x_stride, place + inputs * BYTES, BYTES, inputs, other, BYTES, fresh)
+        for row in range(rows):
+            gate(tile + row * BYTES, other + row * BYTES, out + row * stride + panel * BYTES)
+
+
+@compiled
+def turn(head: int, dim: int, cosine: int, sine: int, scaling: np.float32) -> None:
+    """Rotary position of one head's vector, in place, and its scaling."""
+    half = dim // 2
+    low, high = floats(head, half), floats(head + half * 4, half)
+    cosines, sines = floats(cosine, half), floats(sine, half)
+    for i in range(half):
+        a, b = low[i], high[i]
+        low[i] = (a * cosines[i] - b * sines[i]) * scaling
+        high[i] = (b * cosines[i] + a * sines[i]) * scaling
+
+
+@compiled
+def place_heads(thread: int, threads: int, model: Any, layer: Any, index: int, call: Any) -> None:
+    """Turns queries and keys by their positions and writes keys and values behind the cached ones."""
+    heads = model.heads + 2 * model.kv_heads
+    dim, turned = model.dim, model.heads + model.kv_heads
+    positions, owners = integers(call.positions, call.rows), integers(call.owners, call.rows)
+    segments = integers(call.segment, call.segments * SEGMENT_FIELDS)
+    stride = heads * dim * 4
+    units = call.rows * heads
+    for unit in range(units * thread // threads, units * (thread + 1) // threads):
+        row, head = unit // heads, unit % heads
+        place = call.qkv + row * stride + head * dim * 4
+        if head < turned:
+            query = head < model.heads
+            weights = layer.query_norm if query else layer.key_norm
+            if weights != 0:
+                normalise(place, weights, model.inverse_dim, model.epsilon, dim, dim, place)
+            angles = positions[row] * (dim // 2) * 4
+            turn(place, dim, model.cosine + angles, model.sine + angles, model.scaling if query else np.float32(1))
+        if head >= model.heads:
+            at = owners[row] * SEGMENT_FIELDS
+            slot = segments[at + LENGTH] + row - segments[at + FIRST]
+            source = floats(place, dim)
+            if head < turned:
+                lane = index * model.kv_heads + head - model.heads
+                block = segments[at + KEYS] + (lane * segments[at + BLOCKS] + slot // LANES) * dim * BYTES
+                keys = floats(block, dim * LANES)
+                for i in range(dim):
+                    keys[i * LANES + slot % LANES] = source[i]
+            else:
+                lane = index * model.kv_heads + head - turned
+                spot = segments[at + VALUES] + (lane * segments[at + BLOCKS] * LANES + slot) * dim * 4
+                floats(spot, dim)[:] = source
+
+
+@compiled
+def attend_all(thread: int, model: Any, layer: Any, index: int, call: Any) -> None:
+    """Attention of every row; threads claim one head of some rows at a time."""
+    dim = model.dim
+    segments = integers(call.segment, call.segments * SEGMENT_FIELDS)
+    query_stride = (model.heads + 2 * model.kv_heads) * dim * 4
+    out_stride = model.heads * dim * 4
+    mine = fetch_add(call.claims + index * 8, 1)
+    unit = 0
+    for number in range(call.segments):
+        at = number * SEGMENT_FIELDS
+        rows = segments[at + COUNT]
+        parts = (rows + TOGETHER - 1) // TOGETHER
+        units = parts * model.heads
+        while mine < unit + units:
+            part, head = (mine - unit) // model.heads, (mine - unit) % model.heads
+            first, last = rows * part // parts, rows * (part + 1) // parts
+            row = segments[at + FIRST] + first
+            lane = index * model.kv_heads + head // (model.heads // model.kv_heads)
+            room = segments[at + BLOCKS] * dim * BYTES
+            attend(
+                call.qkv + row * query_stride + head * dim * 4,
+                query_stride,
+                segments[at + KEYS] + lane * room,
+                segments[at + VALUES] + lane * room,
+                dim,
+                segments[at + LENGTH],
+                first,
+                last,
+                rows,
+                segments[at + PARENTS],
+                layer.window,
+                call.scores + thread * TOGETHER * call.score_stride,
+                call.score_stride,
+                call.paths + thread * call.path_bytes,
+                call.attended + row * out_stride + head * dim * 4,
+                out_stride,
+            )
+            mine = fetch_add(call.claims + index * 8, 1)
+        unit += units
+
+
+@compiled
+def embed(thread: int, threads: int, model: Any, call: Any) -> None:
+    """This thread's share of the rows' embeddings."""
+    tokens = integers(call.tokens, call.rows)
+    lanes = model.embedding_lanes
+    for row in range(call.rows * thread // threads, call.rows * (thread + 1) // threads):
+        out = floats(call.x + row * model.width * 4, model.width)
+        token = tokens[row]
+        source = floats(
+            model.embedding + (token // lanes * model.hidden * lanes + token % lanes) * 4, model.hidden * lanes
+        )
+        for i in range(model.hidden):
+            out[i] = source[i * lanes]
+        out[model.hidden :] = np.float32(0)
+
+
+@compiled
+def run_pass(thread: int, threads: int, models: Any, layers: Any, calls: Any) -> None:
+    """One thread's part of a pass."""
+    model, call = models[0], calls[0]
+    rows, hidden, dim = call.rows, model.hidden, model.dim
+    stride = model.width * 4
+    inner_stride = (model.inner + LANES - 1) // LANES * BYTES
+    out_stride = model.heads * dim * 4
+    normed = call.normed + thread * rows * stride
+    tile = call.tiles + thread * 2 * rows * BYTES
+    hidden_panels = model.width // LANES
+    qkv_width = (model.heads + 2 * model.kv_heads) * dim
+    embed(thread, threads, model, call)
+    meet(call.sync, threads)
+    for index in range(model.layers):
+        layer = layers[index]
+        for row in range(rows):
+            normalise(
+                call.x + row * stride,
+                layer.norm,
+                model.inverse_hidden,
+                model.epsilon,
+                hidden,
+                model.width,
+                normed + row * stride,
+            )
+        project(
+            thread,
+            threads,
+            rows,
+            normed,
+            stride,
+            layer.qkv,
+            layer.qkv_bias,
+            hidden,
+            qkv_width // LANES,
+            call.qkv,
+            qkv_width * 4,
+        )
+        meet(call.sync, threads)
+        place_heads(thread, threads, model, layer, index, call)
+        meet(call.sync, threads)
+        attend_all(thread, model, layer, index, call)
+        meet(call.sync, threads)
+        project_onto(
+            thread,
+            threads,
+            rows,
+            call.attended,
+            out_stride,
+            layer.output,
+            layer.output_bias,
+            model.heads * dim,
+            hidden_panels,
+            call.x,
+            stride,
+            tile,
+        )
+        meet(call.sync, threads)
+        for row in range(rows):
+            normalise(
+                call.x + row * stride,
+                layer.mlp_norm,
+                model.inverse_hidden,
+                model.epsilon,
+                hidden,
+                model.width,
+                normed + row * stride,
+            )
+        project_gated(
+            thread,
+            threads,
+            rows,
+            normed,
+            stride,
+            layer.gate_up,
+            layer.gate_up_bias,
+            hidden,
+            inner_stride // BYTES,
+            call.inner,
+            inner_stride,
+            tile,
+        )
+        meet(call.sync, threads)
+        project_onto(
+            thread,
+            threads,
+            rows,
+            call.inner,
+            inner_stride,
+            layer.down,
+            layer.down_bias,
+            model.inner,
+            hidden_panels,
+            call.x,
+            stride,
+            tile,
+        )
+        meet(call.sync, threads)
+    keep = integers(call.keep, call.kept)
+    for i in range(call.kept):
+        normalise(
+            call.x + keep[i] * stride,
+            model.norm,
+            model.inverse_hidden,
+            model.epsilon,
+            hidden,
+            model.width,
+            normed + i * stride,
+        )
+    if call.kept > 0:
+        panels = (model.vocabulary + LANES - 1) // LANES
+        project(thread, threads, call.kept, normed, stride, model.head, 0, hidden, panels, call.logits, panels * BYTES)
+    meet(call.sync, threads)
+
+
+@compiled
+def serve(descriptor: int, buffer: int, thread: int, threads: int, models: Any, layers: Any, calls: Any) -> None:
+    """What all threads but the first do: a pass for every byte of a pipe, until it is closed."""
+    state = 1
+    while state != 0:
+        state = wait_for_byte(descriptor, buffer)
+        if state == 1:
+            run_pass(thread, threads, models, layers, calls)

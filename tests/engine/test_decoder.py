@@ -1,0 +1,239 @@
+"""The compiled decoder against the models' own forward, family by family, and against itself, bit by bit."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from agentspec.engine.attention import NAME, Segment
+from agentspec.engine.decoder import is_compilable
+from agentspec.engine.kv import Slab
+from agentspec.engine.target import Target
+from agentspec.errors import ModelError
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 72,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 61,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.15,
+    "attn_implementation": NAME,
+}
+SCALED = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "rope_theta": 5000.0,
+}
+MODELS: dict[str, Callable[[], Any]] = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
+    "llama tied, biased, scaled": lambda: LlamaForCausalLM(
+        LlamaConfig(**SIZES, tie_word_embeddings=True, attention_bias=True, mlp_bias=True, rope_parameters=SCALED)
+    ),
+    "llama odd sizes": lambda: LlamaForCausalLM(
+        LlamaConfig(**{**SIZES, "hidden_size": 44, "intermediate_size": 27, "vocab_size": 101}, head_dim=64)
+    ),
+    "llama 3 positions": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=LLAMA3)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**{**SIZES, "head_dim": 96})),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)),
+}
+
+
+def made(name: str) -> Any:
+    """A random model, the same every time, with biases and norms that are not the initial zeros and ones."""
+    torch.manual_seed(3)
+    model = MODELS[name]()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def passes(target: Target) -> list[torch.Tensor]:
+    """A prompt in two chunks beside another sequence's tree, then a tree of its own, with logits of all rows."""
+    first, second = Slab(target.shape), Slab(target.shape)
+    chunk = Segment(first, tuple(range(20)), tuple(range(20)), None)
+    out = [target.forward([chunk], range(20))]
+    first.commit(range(20))
+    long = Segment(first, tuple(range(60)) * 2, tuple(range(120)), None)
+    out.append(target.forward([long], [0, 60, 119]))
+    first.commit(range(40))
+    parents = (-1, 0, 0, 1, 3)
+    tree = Segment(first, (5, 6, 7, 8, 9), (0, 1, 1, 2, 3), parents)
+    other = Segment(second, (1, 2, 3), (0, 1, 2), None)
+    out.append(target.forward([tree, other], [0, 1, 2, 3, 4, 7]))
+    first.commit([0, 1, 3])
+    out.append(target.forward([Segment(first, (11,), (0,), None)], [0]))
+    out.append(target.forward([Segment(first, (11, 12), (0, 1), None)], []))
+    return out
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_compiled_decoder_computes_what_the_model_computes(name: str) -> None:
+    target = Target(made(name))
+    assert target.decoder is not None
+    own = passes(Target(made(name), compiled=False))
+    for mine, expected in zip(passes(target), own, strict=True):
+        assert mine.shape == expected.shape
+        torch.testing.assert_close(mine, expected, atol=5e-5, rtol=1e-5)
+
+
+def test_a_model_with_a_window_computes_what_transformers_computes() -> None:
+    torch.manual_seed(3)
+    plain: Any = MistralForCausalLM(MistralConfig(**{**SIZES, "attn_implementation": "eager"}, sliding_window=37))
+    model = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=37))
+    model.load_state_dict(plain.state_dict())
+    target = Target(model)
+    slab = Slab(target.shape)
+    tokens = torch.randint(0, 61, (130,)).tolist()
+    with torch.no_grad():
+        expected = plain(torch.tensor([tokens])).logits[0]
+    at_once = target.forward([Segment(slab, tuple(tokens), tuple(range(130)), None)], range(130))
+    torch.testing.assert_close(at_once, expected, atol=5e-5, rtol=1e-5)
+    slab.commit(range(90))
+    for at in range(90, 130):
+        alone = target.forward([Segment(slab, (tokens[at],), (0,), None)], [0])
+        assert torch.equal(alone[0], at_once[at])
+        slab.commit([0])
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    made_target = Target(made("llama tied, biased, scaled"))
+    torch.set_num_threads(threads)
+    return made_target
+
+
+def plain_rows(target: Target, tokens: Sequence[int], cached: int) -> torch.Tensor:
+    """Logits of every position from `cached` on, decoded token by token."""
+    slab = Slab(target.shape)
+    if cached:
+        target.forward([Segment(slab, tuple(tokens[:cached]), tuple(range(cached)), None)], [])
+        slab.commit(range(cached))
+    rows = []
+    for token in tokens[cached:]:
+        rows.append(target.forward([Segment(slab, (token,), (0,), None)], [0])[0])
+        slab.commit([0])
+    return torch.stack(rows)
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Tokens, parents and depths of a random tree of up to 40 nodes."""
+    size = draw(st.integers(1, 40))
+    parents, depths = [-1], [0]
+    for node in range(1, size):
+        parents.append(draw(st.integers(max(0, node - 4), node - 1)))
+        depths.append(depths[parents[-1]] + 1)
+    tokens = tuple(draw(st.lists(st.integers(0, 60), min_size=size, max_size=size)))
+    return tokens, tuple(parents), tuple(depths)
+
+
+@settings(max_examples=30, deadline=None)
+@given(tree=trees(), cached=st.integers(0, 90), beside=st.lists(st.integers(1, 30), max_size=2), data=st.data())
+def test_every_node_has_the_bits_of_plain_decoding(
+    target: Target,
+    tree: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]],
+    cached: int,
+    beside: list[int],
+    data: st.DataObject,
+) -> None:
+    """Whatever tree a node is in, whatever other sequences are in the pass, however the prompt was cut in chunks."""
+    tokens, parents, depths = tree
+    prompt = [(7 * i + cached) % 61 for i in range(cached)]
+    slab = Slab(target.shape)
+    while slab.length < cached:
+        size = data.draw(st.integers(1, cached - slab.length))
+        chunk = tuple(prompt[slab.length : slab.length + size])
+        target.forward([Segment(slab, chunk, tuple(range(size)), None)], [])
+        slab.commit(range(size))
+    others = [Segment(Slab(target.shape), (5,) * size, tuple(range(size)), None) for size in beside]
+    logits = target.forward([Segment(slab, tokens, depths, parents), *others], range(len(tokens)))
+    node = data.draw(st.integers(0, len(tokens) - 1))
+    line = [node]
+    while parents[line[-1]] >= 0:
+        line.append(parents[line[-1]])
+    line.reverse()
+    expected = plain_rows(target, [*prompt, *[tokens[at] for at in line]], cached)
+    assert torch.equal(logits[line], expected)
+    slab.commit(line)
+    after = target.forward([Segment(slab, (3,), (0,), None)], [0])
+    assert torch.equal(after[0], plain_rows(target, [*prompt, *[tokens[at] for at in line], 3], cached)[-1])
+
+
+@pytest.mark.parametrize(
+    "segment",
+    [
+        {"tokens": (61,)},
+        {"tokens": (-1,)},
+        {"tokens": (), "depths": ()},
+        {"depths": (256,)},
+        {"depths": (-1,)},
+        {"tokens": (1, 2), "depths": (0, 1), "parents": (-1, 1)},
+        {"tokens": (1, 2), "depths": (0, 1), "parents": (-1, -2)},
+        {"tokens": (1, 2), "depths": (0, 1), "parents": (-1,)},
+    ],
+    ids=str,
+)
+def test_what_is_out_of_range_fails_before_anything_is_computed(target: Target, segment: dict[str, Any]) -> None:
+    good: dict[str, Any] = {"tokens": (1,), "depths": (0,), "parents": None}
+    with pytest.raises(IndexError):
+        target.forward([Segment(Slab(target.shape), **{**good, **segment})], [])
+    with pytest.raises(IndexError):
+        target.forward([Segment(Slab(target.shape), **good)], [1])
+
+
+def test_threads_end_with_their_decoder() -> None:
+    import gc
+    import threading
+    import time
+
+    before = threading.active_count()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    mine = Target(made("qwen2"))
+    torch.set_num_threads(threads)
+    passes(mine)
+    assert threading.active_count() == before + 2
+    del mine
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+
+
+def test_what_the_compiled_decoder_does_not_know_runs_on_its_own_forward() -> None:
+    odd = LlamaForCausalLM(LlamaConfig(**SIZES, hidden_act="gelu"))
+    assert not is_compilable(odd)
+    assert Target(odd).decoder is None
+    narrow = LlamaForCausalLM(LlamaConfig(**{**SIZES, "hidden_size": 24}, head_dim=6))
+    assert Target(narrow).decoder is None
+
+
+def test_attention_that_would_come_out_wrong_is_refused() -> None:
+    with pytest.raises(ModelError, match="sliding window"):
+        Target(MistralForCausalLM(MistralConfig(**{**SIZES, "hidden_size": 24}, sliding_window=8)))

@@ -1,0 +1,158 @@
+"""The CPU's kernels, each against a slow twin in numpy."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from agentspec.compiled import compiled
+from agentspec.kernels.cpu.attend import TOGETHER, attend
+from agentspec.kernels.cpu.lanes import BYTES, LANES, LOWEST, exponentiate, gate, largest, square_sum
+from agentspec.kernels.cpu.product import aligned, pack, sweep
+
+Floats = NDArray[np.float32]
+
+
+def random(*shape: int) -> Floats:
+    array = aligned(shape)
+    array[:] = np.random.default_rng(sum(shape)).standard_normal(shape)
+    return array
+
+
+@pytest.mark.parametrize("outputs", [1, LANES - 1, LANES, 3 * LANES + 5])
+@pytest.mark.parametrize("inputs", [1, 7, 64, 700, 1500])
+def test_products_of_rows_are_the_same_bits_whatever_their_number(inputs: int, outputs: int) -> None:
+    weight, x = random(outputs, inputs), random(40, inputs)
+    packed = pack(weight)
+    together = products(x, packed)
+    expected = x.astype(np.float64) @ weight.T.astype(np.float64)
+    np.testing.assert_allclose(together[:, :outputs], expected, atol=2e-4)
+    assert not together[:, outputs:].any()
+    for rows in range(1, 40):
+        assert np.array_equal(products(x[:rows], packed), together[:rows])
+
+
+def products(x: Floats, packed: Floats) -> Floats:
+    rows, panels = len(x), packed.shape[0]
+    out = np.full((rows, panels * LANES), np.nan, np.float32)
+    for panel in range(panels):
+        at = out.ctypes.data + panel * BYTES
+        place = packed[panel].ctypes.data
+        sweep(rows, x.ctypes.data, x.strides[0], place, BYTES, x.shape[1], at, out.strides[0], 1)
+    return out
+
+
+def test_a_product_adds_to_what_is_there_in_the_order_of_the_inputs() -> None:
+    weight, x = random(LANES, 900), random(5, 900)
+    packed = pack(weight)
+    out = np.zeros((5, LANES), np.float32)
+    for first, last, fresh in ((0, 300, 1), (300, 301, 0), (301, 900, 0)):
+        place = packed.ctypes.data + first * BYTES
+        arguments = (BYTES, last - first, out.ctypes.data, out.strides[0], fresh)
+        sweep(5, x.ctypes.data + first * 4, x.strides[0], place, *arguments)
+    assert np.array_equal(out, products(x, packed))
+
+
+@compiled
+def reductions(values: Floats, vectors: int, most: np.float32) -> tuple[float, float, float]:
+    squares = square_sum(values.ctypes.data, vectors)
+    top = largest(values.ctypes.data, vectors)
+    return squares, top, exponentiate(values.ctypes.data, vectors, most)
+
+
+def test_exponentials_are_right_to_the_last_bits_and_zero_for_what_is_hidden() -> None:
+    values = aligned((64 * LANES,))
+    values[:] = np.linspace(-120, 0, len(values), dtype=np.float32)
+    values[:5] = -np.inf
+    expected, normal = np.exp(values.astype(np.float64)), values >= np.float32(LOWEST)
+    reductions(values, 64, np.float32(0))
+    np.testing.assert_allclose(values[normal], expected[normal], rtol=3e-7)
+    assert not values[~normal].any()
+
+
+def test_reductions() -> None:
+    values = random(6 * LANES)
+    before = values.astype(np.float64)
+    squares, top, total = reductions(values, 6, np.float32(before.max()))
+    assert top == np.float32(before.max())
+    assert squares == pytest.approx((before**2).sum(), rel=1e-6)
+    assert total == pytest.approx(np.exp(before - before.max()).sum(), rel=1e-6)
+
+
+@compiled
+def gated(gates: Floats, ups: Floats, out: Floats) -> None:
+    gate(gates.ctypes.data, ups.ctypes.data, out.ctypes.data)
+
+
+def test_the_gate_saturates_and_keeps_its_sign() -> None:
+    gates, ups, out = aligned((LANES,)), random(LANES), aligned((LANES,))
+    gates[:] = np.linspace(-200, 200, LANES)
+    gated(gates, ups, out)
+    exact = gates.astype(np.float64)
+    np.testing.assert_allclose(out, exact / (1 + np.exp(-exact)) * ups, rtol=1e-6, atol=1e-30)
+
+
+def slow(q: Floats, keys: Floats, values: Floats, parents: list[int], length: int, window: int) -> Floats:
+    """Row by row: softmax over the cached positions, the ancestors and the row itself."""
+    out = np.zeros_like(q)
+    for node in range(len(parents)):
+        line, at = [], node
+        while at >= 0:
+            line.append(length + at)
+            at = parents[at]
+        seen = [*range(length), *reversed(line)]
+        seen = seen[-window:] if window else seen
+        scores = keys[seen].astype(np.float64) @ q[node].astype(np.float64)
+        weights = np.exp(scores - scores.max())
+        out[node] = weights / weights.sum() @ values[seen]
+    return out
+
+
+@pytest.mark.parametrize("window", [0, 1, 9, 70])
+@pytest.mark.parametrize("length", [0, 1, LANES - 1, LANES, 150])
+@pytest.mark.parametrize("dim", [LANES, 2 * LANES, 3 * LANES])
+@pytest.mark.parametrize(
+    "parents",
+    [
+        [-1],
+        [-1, 0, 1, 2],
+        [-1, 0, 0, 0],
+        [-1, 0, 1, 0, 3, 3, 1],
+        [-1, *range(22)],
+        [-1, *[max(0, i // 2) for i in range(19)]],
+    ],
+)
+def test_attention_equals_its_slow_twin(parents: list[int], dim: int, length: int, window: int) -> None:
+    rows = len(parents)
+    total = length + rows
+    blocks = -(-total // LANES)
+    q, k, v = random(rows, dim) * 0.4, random(total + 1, dim)[:total], random(total, dim)
+    keys, values = aligned((blocks, dim, LANES)), aligned((blocks * LANES, dim))
+    keys[:], values[:] = np.nan, np.nan
+    for position in range(total):
+        keys[position // LANES, :, position % LANES] = k[position]
+    values[:total] = v
+    scores = np.full((TOGETHER, blocks * LANES), np.nan, np.float32)
+    path = np.zeros(rows + TOGETHER, np.int64)
+    out = np.full((rows, dim), np.nan, np.float32)
+    expected = slow(q, k, v, parents, length, window)
+    chain = parents == list(range(-1, rows - 1))
+    for links in ([0] if chain else []) + [np.asarray(parents, np.int64)]:
+        attend(
+            q.ctypes.data,
+            q.strides[0],
+            keys.ctypes.data,
+            values.ctypes.data,
+            dim,
+            length,
+            0,
+            rows,
+            rows,
+            0 if isinstance(links, int) else links.ctypes.data,
+            window,
+            scores.ctypes.data,
+            scores.strides[0],
+            path.ctypes.data,
+            out.ctypes.data,
+            out.strides[0],
+        )
+        np.testing.assert_allclose(out, expected, atol=2e-5)
