@@ -1,6 +1,11 @@
 """The compiled decoder against the models' own forward, family by family, and against itself, bit by bit."""
 
+import gc
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -207,10 +212,6 @@ def test_what_is_out_of_range_fails_before_anything_is_computed(target: Target, 
 
 
 def test_threads_end_with_their_decoder() -> None:
-    import gc
-    import threading
-    import time
-
     before = threading.active_count()
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
@@ -220,10 +221,21 @@ def test_threads_end_with_their_decoder() -> None:
     assert threading.active_count() == before + 2
     del mine
     gc.collect()
-    deadline = time.monotonic() + 10
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
     assert threading.active_count() == before
+
+
+def test_a_process_with_a_decoder_ends_in_peace(tiny_model: Path) -> None:
+    program = f"""
+import torch
+torch.set_num_threads(3)
+from pathlib import Path
+from agentspec.engine.profile import filled_slab, pass_seconds
+from agentspec.engine.target import Target
+target = Target.load(Path({str(tiny_model)!r}))
+pass_seconds(target, filled_slab(target, 5), 8, 2)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_what_the_compiled_decoder_does_not_know_runs_on_its_own_forward() -> None:

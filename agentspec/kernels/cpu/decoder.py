@@ -147,12 +147,15 @@ class Decoder:
         """All blocks are there: start the helping threads. They end with the decoder."""
         self._model["layers"] = len(self._layers)
         self._records = np.array(self._layers, LAYER)
+        helpers: list[threading.Thread] = []
         for thread in range(1, self.threads):
             reading, writing = os.pipe()
             self._team.append(writing)
-            arguments = (thread, self.threads, self._model, self._records, self._call)
-            threading.Thread(target=help_out, args=(reading, self._alive, *arguments), daemon=True).start()
-        weakref.finalize(self, close_all, self._team)
+            arguments = (reading, self._alive, thread, self.threads, self._model, self._records, self._call)
+            helper = threading.Thread(target=help_out, args=arguments, name=f"decoder-{thread}", daemon=True)
+            helper.start()
+            helpers.append(helper)
+        weakref.finalize(self, dismiss, self._team, helpers)
 
     def forward(self, segments: Sequence[Rows], keep: Sequence[int]) -> Floats:
         """Logits (len(keep), vocabulary) of the kept rows, numbered over all segments in order.
@@ -289,7 +292,10 @@ def help_out(reading: int, alive: list[Any], *arguments: Any) -> None:
     os.close(reading)
 
 
-def close_all(descriptors: list[int]) -> None:
-    """Close the pipes of the helping threads, which ends them."""
-    for descriptor in descriptors:
-        os.close(descriptor)
+def dismiss(pipes: list[int], helpers: list[threading.Thread]) -> None:
+    """End the helping threads, before the interpreter ends: a thread that came back later would abort the process."""
+    for pipe in pipes:
+        os.close(pipe)
+    for helper in helpers:
+        if helper is not threading.current_thread():
+            helper.join()
