@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from agentspec import __version__
-from agentspec.commands import bench, config, models, replay, serve, traces
+from agentspec.commands import bench, config, models, parity, replay, serve, traces
 from agentspec.errors import AgentSpecError, ConfigError
 
 INTERRUPTED = 130
@@ -21,7 +21,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"agentspec {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (serve, replay, traces, models, bench, config):
+    for module in (serve, replay, parity, traces, models, bench, config):
         module.add_parser(commands)
     return parser
 
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = build_parser().parse_args(words)
     parsed.command_line = ["agentspec", *words]
     try:
-        parsed.run(parsed)
+        code: int | None = parsed.run(parsed)
         sys.stdout.flush()
     except AgentSpecError as error:
         print(f"agentspec: {' '.join(error.message.split())}", file=sys.stderr)
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
-    return 0
+    return code or 0
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from time import perf_counter
 
 import numpy as np
@@ -35,6 +36,9 @@ class StepLoop:
         self.acceptance = Acceptance()
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
+        self.witness: Callable[[Job, Tensor], None] | None = None
+        """Is shown the logits (tokens, vocabulary) that committed tokens were chosen from."""
+
         self.totals = {"steps_total": 0.0, "prefill_tokens_total": 0.0, "cached_tokens_total": 0.0}
 
     @property
@@ -128,6 +132,8 @@ class StepLoop:
         kept, text = commit(job.completion, result.tokens)
         job.tokens.extend(result.tokens[:kept])
         job.holding.slab.commit(result.path[:kept])
+        if self.witness is not None:
+            self.witness(job, logits[list(result.path[:kept])])
         accepted = tuple(node for node in result.path[1:] if tree.depth[node] <= kept)
         self.acceptance.observe(tree, result.path)
         job.tally.add(tree, accepted)

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from agentspec.compiled import compiled
-from agentspec.kernels.cpu.attend import TOGETHER, attend
+from agentspec.kernels.cpu.attend import CHUNK, attend_chunk, finish, join
 from agentspec.kernels.cpu.lanes import BYTES, LANES, LOWEST, exponentiate, gate, largest, square_sum
 from agentspec.kernels.cpu.product import aligned, pack, sweep
 
@@ -101,58 +101,97 @@ def slow(q: Floats, keys: Floats, values: Floats, parents: list[int], length: in
             at = parents[at]
         seen = [*range(length), *reversed(line)]
         seen = seen[-window:] if window else seen
-        scores = keys[seen].astype(np.float64) @ q[node].astype(np.float64)
-        weights = np.exp(scores - scores.max())
-        out[node] = weights / weights.sum() @ values[seen]
+        scores = q[node].astype(np.float64) @ keys[seen].astype(np.float64).T
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        out[node] = weights / weights.sum(-1, keepdims=True) @ values[seen]
     return out
 
 
-@pytest.mark.parametrize("window", [0, 1, 9, 70])
-@pytest.mark.parametrize("length", [0, 1, LANES - 1, LANES, 150])
-@pytest.mark.parametrize("dim", [LANES, 2 * LANES, 3 * LANES])
-@pytest.mark.parametrize(
-    "parents",
-    [
-        [-1],
-        [-1, 0, 1, 2],
-        [-1, 0, 0, 0],
-        [-1, 0, 1, 0, 3, 3, 1],
-        [-1, *range(22)],
-        [-1, *[max(0, i // 2) for i in range(19)]],
-    ],
-)
-def test_attention_equals_its_slow_twin(parents: list[int], dim: int, length: int, window: int) -> None:
+def attended(
+    q: Floats, keys: Floats, values: Floats, parents: list[int] | None, length: int, window: int, first: int, last: int
+) -> Floats:
+    """Rows `first` to `last` of q (rows, groups, dim), chunk by chunk."""
+    rows, groups, dim = q.shape
+    count = (last - first) * groups
+    scores = np.full((count, CHUNK + rows + 3 * LANES), np.nan, np.float32)
+    path = np.zeros(rows, np.int64)
+    links = None if parents is None else np.asarray(parents, np.int64)
+    results: list[tuple[Floats, Floats, Floats]] = []
+    for begin in range(0, length + rows, CHUNK):
+        tops, totals = np.full(count, np.nan, np.float32), np.full(count, np.nan, np.float32)
+        sums = np.full((count, dim), np.nan, np.float32)
+        attend_chunk(
+            begin,
+            q[first:].ctypes.data,
+            groups,
+            keys.ctypes.data,
+            values.ctypes.data,
+            dim,
+            length,
+            first,
+            last,
+            rows,
+            0 if links is None else links.ctypes.data,
+            window,
+            scores.ctypes.data,
+            scores.strides[0],
+            path.ctypes.data,
+            tops.ctypes.data,
+            totals.ctypes.data,
+            4,
+            sums.ctypes.data,
+            sums.strides[0],
+        )
+        results.append((tops, totals, sums))
+    out = np.full((count, dim), np.nan, np.float32)
+    (tops, totals, sums), *others = results
+    for i in range(count):
+        for more in others:
+            places = [part[i:].ctypes.data for part in (tops, totals, sums, *more)]
+            join(dim, *places)
+        finish(dim, totals[i:].ctypes.data, sums[i:].ctypes.data, out[i:].ctypes.data)
+    return out.reshape(last - first, groups, dim)
+
+
+TREES = [[-1], [-1, 0, 1, 2], [-1, 0, 0, 0], [-1, 0, 1, 0, 3, 3, 1], [-1, *[max(0, i // 2) for i in range(19)]]]
+
+
+@pytest.mark.parametrize("window", [0, 1, 700])
+@pytest.mark.parametrize("length", [0, LANES - 1, 150, CHUNK - 3, 2 * CHUNK + 77])
+@pytest.mark.parametrize("dim", [LANES, 3 * LANES])
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("parents", TREES, ids=str)
+def test_attention_equals_its_slow_twin(parents: list[int], groups: int, dim: int, length: int, window: int) -> None:
     rows = len(parents)
+    q, keys, values, k, v = sequence(rows, groups, dim, length)
+    out = attended(q, keys, values, parents, length, window, 0, rows)
+    np.testing.assert_allclose(out, slow(q, k, v, parents, length, window), atol=2e-5)
+    for node in range(rows):
+        assert np.array_equal(attended(q, keys, values, parents, length, window, node, node + 1)[0], out[node])
+
+
+@pytest.mark.parametrize("window", [0, 5, 700])
+@pytest.mark.parametrize("length", [0, 40, CHUNK - 10])
+def test_rows_of_a_chain_have_the_bits_that_each_has_alone(length: int, window: int) -> None:
+    rows = 45
+    q, keys, values, k, v = sequence(rows, 2, LANES, length)
+    out = attended(q, keys, values, None, length, window, 0, rows)
+    chain = list(range(-1, rows - 1))
+    np.testing.assert_allclose(out, slow(q, k, v, chain, length, window), atol=2e-5)
+    assert np.array_equal(attended(q, keys, values, chain, length, window, 0, rows), out)
+    for row in (0, 1, 20, 44):
+        alone = attended(q[row : row + 1].copy(), keys, values, None, length + row, window, 0, 1)
+        assert np.array_equal(alone[0], out[row])
+
+
+def sequence(rows: int, groups: int, dim: int, length: int) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    """Queries, keys and values as they lie in memory, and plain; NaN where nothing may be read into a result."""
     total = length + rows
     blocks = -(-total // LANES)
-    q, k, v = random(rows, dim) * 0.4, random(total + 1, dim)[:total], random(total, dim)
+    q, k, v = random(rows, groups, dim) * np.float32(0.4), random(total + 1, dim)[:total], random(total, dim)
     keys, values = aligned((blocks, dim, LANES)), aligned((blocks * LANES, dim))
     keys[:], values[:] = np.nan, np.nan
     for position in range(total):
         keys[position // LANES, :, position % LANES] = k[position]
     values[:total] = v
-    scores = np.full((TOGETHER, blocks * LANES), np.nan, np.float32)
-    path = np.zeros(rows + TOGETHER, np.int64)
-    out = np.full((rows, dim), np.nan, np.float32)
-    expected = slow(q, k, v, parents, length, window)
-    chain = parents == list(range(-1, rows - 1))
-    for links in ([0] if chain else []) + [np.asarray(parents, np.int64)]:
-        attend(
-            q.ctypes.data,
-            q.strides[0],
-            keys.ctypes.data,
-            values.ctypes.data,
-            dim,
-            length,
-            0,
-            rows,
-            rows,
-            0 if isinstance(links, int) else links.ctypes.data,
-            window,
-            scores.ctypes.data,
-            scores.strides[0],
-            path.ctypes.data,
-            out.ctypes.data,
-            out.strides[0],
-        )
-        np.testing.assert_allclose(out, expected, atol=2e-5)
+    return q, keys, values, k, v

@@ -1,23 +1,30 @@
 """Attention of a sequence's rows over its cached keys and values and over the ancestors of each row.
 
 Keys lie in blocks of `LANES` positions, (blocks, dim, LANES); values as (positions, dim). The rows of a pass have
-theirs behind the cached ones, in the order of the rows. A row's scores are moved to their positions first, so that sums
-over them run in the order of positions whatever tree the row is part of.
+theirs behind the cached ones, in the order of the rows. The query heads that share keys are attended together, so that
+keys and values are read once; the positions are cut into chunks, which threads take one by one, and each row's
+results over the chunks are joined in their order.
+
+A row's scores are moved to the positions of its line of ancestors before they are summed up, chunks begin at fixed
+positions, and within a chunk sums run in the order of positions: a row's result has the same bits in any tree.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agentspec.compiled import compiled
-from agentspec.kernels.cpu.lanes import BYTES, LANES, exponentiate, largest
+from agentspec.kernels.cpu.lanes import BYTES, LANES, exponentiate, largest, power
 from agentspec.kernels.cpu.memory import floats, integers
-from agentspec.kernels.cpu.product import accumulate, sweep
+from agentspec.kernels.cpu.product import sweep
+
+CHUNK = 512
+"""Positions of a chunk; a multiple of `LANES`."""
 
 TOGETHER = 24
-"""Rows of one sequence and head that are attended together."""
+"""Rows times heads that are attended together, at most, but for one row of more heads."""
 
 MINUS_INFINITY = np.float32(-np.inf)
-ONE = np.float32(1)
+ZERO = np.float32(0)
 
 
 @compiled
@@ -35,9 +42,37 @@ def line(parents: NDArray[np.int64], node: int, path: NDArray[np.int64]) -> int:
 
 
 @compiled
-def attend(
+def up(size: int) -> int:
+    """The multiple of `LANES` that holds `size`."""
+    return (size + LANES - 1) // LANES * LANES
+
+
+@compiled
+def weigh(scores: int, first: int, begin: int, shown: int, end: int) -> tuple[np.float32, np.float32]:
+    """Turns scores into weights relative to the largest, in place; returns the largest and the sum of the weights.
+
+    Of the scores from `first`, a multiple of `LANES`, to `end` those from `begin` to `shown` count; others get 0.
+    """
+    values = floats(scores, max(up(shown), end))
+    if shown <= begin:
+        values[first:end] = ZERO
+        return MINUS_INFINITY, ZERO
+    start = begin // LANES * LANES
+    values[first:start] = ZERO
+    values[start:begin] = MINUS_INFINITY
+    values[shown : up(shown)] = MINUS_INFINITY
+    vectors = (up(shown) - start) // LANES
+    top = largest(scores + start * 4, vectors)
+    total = exponentiate(scores + start * 4, vectors, top)
+    values[up(shown) : end] = ZERO
+    return top, total
+
+
+@compiled
+def attend_chunk(
+    begin: int,
     queries: int,
-    query_stride: int,
+    groups: int,
     keys: int,
     values: int,
     dim: int,
@@ -50,81 +85,85 @@ def attend(
     scores: int,
     score_stride: int,
     path: int,
-    out: int,
-    out_stride: int,
+    tops: int,
+    totals: int,
+    stat_stride: int,
+    sums: int,
+    sum_stride: int,
 ) -> None:
-    """One head of rows `first` to `last` (at most `TOGETHER`) of a sequence with `length` cached positions.
+    """Positions `begin` to `begin + CHUNK` for rows `first` to `last` of `rows` and the heads that share these keys.
 
-    `queries` and `out` are the addresses of the first row's part; queries are scaled already. `parents` is 0 for a
-    chain.
+    For every row and head, in this order: the largest score, the sum of the weights relative to it, and the weighted
+    sum of the values, each with its stride. `length` positions are cached. `parents` is 0 for a chain.
     """
-    count = last - first
+    count = (last - first) * groups
     chain = parents == 0
-    ancestors = integers(parents, rows)
-    nodes = integers(path, rows)
-    seen = length + (last if chain else rows)
-    start = 0
+    ancestors, nodes = integers(parents, rows), integers(path, rows)
+    end = begin + CHUNK
+    stop = min(end, length + last if chain else length)
+    start = begin
     if window > 0:
-        start = max(0, length + (first if chain else 0) + 1 - window) // LANES * LANES
-    for block in range(start // LANES, (seen + LANES - 1) // LANES):
-        here = scores + block * BYTES
-        sweep(count, queries, query_stride, keys + block * dim * BYTES, BYTES, dim, here, score_stride, 1)
-    width = (seen + LANES - 1) // LANES * LANES
-    shared = seen if chain else length
-    for row in range(count):
-        line_of_scores = floats(scores + row * score_stride, width)
-        visible = length + first + row + 1
-        if not chain:
-            depth = line(ancestors, first + row, nodes)
-            visible = length + depth
-            for i in range(depth):
-                line_of_scores[length + i] = line_of_scores[length + nodes[i]]
-        line_of_scores[visible:width] = MINUS_INFINITY
-        if window > 0:
-            line_of_scores[start : max(start, visible - window)] = MINUS_INFINITY
-        begin = scores + row * score_stride + start * 4
-        vectors = (visible - start + LANES - 1) // LANES
-        total = exponentiate(begin, vectors, largest(begin, vectors))
-        part = ONE / total
-        line_of_scores[start + vectors * LANES : width] = np.float32(0)
-        floats(path + rows * 8, TOGETHER)[row] = part
+        start = max(begin, (length + (first if chain else 0) + 1 - window) // LANES * LANES)
+    for block in range(start // LANES, (stop + LANES - 1) // LANES):
+        place = scores + (block * LANES - begin) * 4
+        sweep(count, queries, dim * 4, keys + block * dim * BYTES, BYTES, dim, place, score_stride, 1)
+    branching = not chain and end > length
+    if branching:
+        for block in range(length // LANES, (length + rows + LANES - 1) // LANES):
+            place = scores + (CHUNK + (block - length // LANES) * LANES) * 4
+            sweep(count, queries, dim * 4, keys + block * dim * BYTES, BYTES, dim, place, score_stride, 1)
+    for row in range(last - first):
+        visible = length + first + row + 1 if chain else length + line(ancestors, first + row, nodes)
+        shown = min(visible, end)
+        hidden = max(start, visible - window) if window > 0 else start
+        for group in range(groups):
+            at = row * groups + group
+            if branching:
+                here = floats(scores + at * score_stride, CHUNK + rows + LANES)
+                for position in range(max(start, length), shown):
+                    here[position - begin] = here[CHUNK + length % LANES + nodes[position - length]]
+            weighed = weigh(scores + at * score_stride, start - begin, hidden - begin, shown - begin, stop - begin)
+            floats(tops + at * stat_stride, 1)[0] = weighed[0]
+            floats(totals + at * stat_stride, 1)[0] = weighed[1]
     for column in range(0, dim, LANES):
-        place = out + column * 4
-        begin = values + column * 4
-        if shared > start:
-            sweep(
-                count,
-                scores + start * 4,
-                score_stride,
-                begin + start * dim * 4,
-                dim * 4,
-                shared - start,
-                place,
-                out_stride,
-                1,
-            )
+        place = sums + column * 4
+        source = values + column * 4
+        if stop > start:
+            weights = scores + (start - begin) * 4
+            sweep(count, weights, score_stride, source + start * dim * 4, dim * 4, stop - start, place, sum_stride, 1)
         else:
-            for row in range(count):
-                floats(place + row * out_stride, LANES)[:] = np.float32(0)
-        if not chain:
-            for row in range(count):
-                depth = line(ancestors, first + row, nodes)
-                for i in range(max(0, start - length), depth):
-                    accumulate(
-                        1,
-                        scores + row * score_stride + (length + i) * 4,
-                        0,
-                        begin + (length + nodes[i]) * dim * 4,
-                        0,
-                        1,
-                        place + row * out_stride,
-                        0,
-                        0,
-                        begin,
-                        0,
-                    )
-    parts = floats(path + rows * 8, TOGETHER)
-    for row in range(count):
-        result = floats(out + row * out_stride, dim)
-        for i in range(dim):
-            result[i] *= parts[row]
+            for at in range(count):
+                floats(place + at * sum_stride, LANES)[:] = ZERO
+        if branching:
+            for row in range(last - first):
+                shown = min(end, length + line(ancestors, first + row, nodes))
+                weights = scores + row * groups * score_stride
+                out = place + row * groups * sum_stride
+                for position in range(max(start, length), shown):
+                    value = source + (length + nodes[position - length]) * dim * 4
+                    sweep(groups, weights + (position - begin) * 4, score_stride, value, 0, 1, out, sum_stride, 0)
+
+
+@compiled
+def join(dim: int, tops: int, totals: int, sums: int, top: int, total: int, sum_: int) -> None:
+    """Adds one chunk's result for one row and head, the last three, to that of the chunks before it."""
+    new = floats(top, 1)[0]
+    if new == MINUS_INFINITY:
+        return
+    old = floats(tops, 1)[0]
+    most = max(old, new)
+    kept, gained = power(old - most), power(new - most)
+    result, added = floats(sums, dim), floats(sum_, dim)
+    for i in range(dim):
+        result[i] = result[i] * kept + added[i] * gained
+    floats(totals, 1)[0] = floats(totals, 1)[0] * kept + floats(total, 1)[0] * gained
+    floats(tops, 1)[0] = most
+
+
+@compiled
+def finish(dim: int, totals: int, sums: int, out: int) -> None:
+    """One row and head's attention from its sums."""
+    part = np.float32(1) / floats(totals, 1)[0]
+    result, source = floats(out, dim), floats(sums, dim)
+    for i in range(dim):
+        result[i] = source[i] * part

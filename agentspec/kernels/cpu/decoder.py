@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agentspec.kernels.cpu.attend import TOGETHER
+from agentspec.kernels.cpu.attend import CHUNK, TOGETHER
 from agentspec.kernels.cpu.lanes import BYTES, LANES
 from agentspec.kernels.cpu.passes import CALL, LAYER, MODEL, run_pass, serve
 from agentspec.kernels.cpu.product import aligned, pack
@@ -231,20 +231,30 @@ class Decoder:
     def _reserve(self, rows: int, positions: int) -> None:
         """Memory that a pass works in: grown where it is too small."""
         shape, call = self.shape, self._call
-        score_stride = whole(positions) * 4 + BYTES
-        path_bytes = whole(rows * 2 + TOGETHER) * 4
-        heads = shape.heads + 2 * shape.kv_heads
+        groups = shape.heads // shape.kv_heads
+        together = max(TOGETHER, groups)
+        chunks = -(-positions // CHUNK)
+        score_stride = (CHUNK + whole(rows) + 3 * LANES) * 4
+        path_bytes = whole(2 * rows) * 4
+        own_sums_bytes = whole(together * (2 * shape.dim + 4)) * 4
+        head_bytes = rows * shape.heads * shape.dim * 4
         sizes = {
             "x": rows * self._width * 4,
-            "qkv": rows * heads * shape.dim * 4,
-            "attended": rows * shape.heads * shape.dim * 4,
+            "qkv": rows * (shape.heads + 2 * shape.kv_heads) * shape.dim * 4,
+            "queries": head_bytes,
+            "attended": head_bytes,
             "inner": rows * whole(shape.inner) * 4,
             "normed": self.threads * rows * self._width * 4,
             "tiles": self.threads * 2 * rows * BYTES,
-            "scores": self.threads * TOGETHER * score_stride,
+            "scores": self.threads * together * score_stride,
             "paths": self.threads * path_bytes,
+            "sums": head_bytes * chunks,
+            "tops": rows * shape.heads * chunks * 4,
+            "totals": rows * shape.heads * chunks * 4,
+            "own_sums": self.threads * own_sums_bytes,
         }
-        call["score_stride"], call["path_bytes"] = score_stride, path_bytes
+        call["score_stride"], call["path_bytes"], call["chunks"] = score_stride, path_bytes, chunks
+        call["own_sums_bytes"] = own_sums_bytes
         for name, size in sizes.items():
             if name not in self._room or len(self._room[name]) < size:
                 self._room[name] = aligned((size // 4,)).view(np.uint8)

@@ -144,62 +144,88 @@ def exponential(code: Code, x: Any) -> Any:
     return b.select(low, constant(0.0), scaled)
 
 
-def accumulator(rows: int) -> Any:
-    """The inner product of `rows` rows with one panel, as a function for compiled code:
+@operation
+def accumulate(
+    typing: Any,
+    rows: Any,
+    x: Any,
+    x_stride: Any,
+    panel: Any,
+    panel_stride: Any,
+    count: Any,
+    sums: Any,
+    sums_stride: Any,
+    fresh: Any,
+    ahead: Any,
+    ahead_stride: Any,
+) -> Any:
+    """The inner product of 1 to `MOST_ROWS` rows with one panel:
 
     sums[r] (+)= the sum over k < count, in that order, of x[r][k] * panel[k].
 
-    `fresh` starts from zero instead of the sums in memory; `ahead` is where to prefetch from, by steps of its stride.
+    `fresh` starts from zero instead of the sums in memory. At every k a vector of memory is fetched from `ahead` on,
+    which goes on by `ahead_stride`.
     """
 
-    @operation
-    def accumulate(
-        typing: Any,
-        x: Any,
-        x_stride: Any,
-        panel: Any,
-        panel_stride: Any,
-        count: Any,
-        sums: Any,
-        sums_stride: Any,
-        fresh: Any,
-        ahead: Any,
-        ahead_stride: Any,
-    ) -> Any:
-        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            x, x_stride, panel, panel_stride, count, sums, sums_stride, fresh, ahead, ahead_stride = arguments
-            code = Code(builder)
-            places = [code.offset(sums, sums_stride, I64(row)) for row in range(rows)]
-            before = builder.block
-            with builder.if_then(builder.icmp_signed("==", fresh, I64(0))):
-                loaded = [code.load(place) for place in places]
-                loading = builder.block
-            start = []
-            for value in loaded:
-                first = builder.phi(VECTOR)
-                first.add_incoming(constant(0.0), before)
-                first.add_incoming(value, loading)
-                start.append(first)
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        rows, *rest = arguments
+        done, most = builder.append_basic_block("accumulated"), builder.append_basic_block("rows")
+        choice = builder.switch(rows, most)
+        for number in range(1, MOST_ROWS + 1):
+            block = most if number == MOST_ROWS else builder.append_basic_block("rows")
+            if block is not most:
+                choice.add_case(I64(number), block)
+            builder.position_at_end(block)
+            products(Code(builder), number, *rest)
+            builder.branch(done)
+        builder.position_at_end(done)
+        return context.get_dummy_value()
 
-            def step(k: Any, totals: list[Any]) -> list[Any]:
-                weights = code.load(code.offset(panel, panel_stride, k))
-                target = code.offset(ahead, ahead_stride, k)
-                for line in range(0, BYTES, LINE):
-                    code.prefetch(builder.add(target, I64(line)))
-                column = builder.add(x, builder.mul(k, I64(4)))
-                following = []
-                for row, total in enumerate(totals):
-                    value = code.load(code.offset(column, x_stride, I64(row)), FLOAT)
-                    following.append(code.fma(code.spread(value), weights, total))
-                return following
+    return types.void(*[ADDRESS] * 11), build
 
-            for place, value in zip(places, code.loop(count, start, step), strict=True):
-                code.store(value, place)
-            return context.get_dummy_value()
 
-        return types.void(*[ADDRESS] * 10), build
+def products(
+    code: Code,
+    rows: int,
+    x: Any,
+    x_stride: Any,
+    panel: Any,
+    panel_stride: Any,
+    count: Any,
+    sums: Any,
+    sums_stride: Any,
+    fresh: Any,
+    ahead: Any,
+    ahead_stride: Any,
+) -> None:
+    """The code of `accumulate` for one number of rows, whose sums stay in registers."""
+    builder = code.builder
+    places = [code.offset(sums, sums_stride, I64(row)) for row in range(rows)]
+    before = builder.block
+    with builder.if_then(builder.icmp_signed("==", fresh, I64(0))):
+        loaded = [code.load(place) for place in places]
+        loading = builder.block
+    start = []
+    for value in loaded:
+        first = builder.phi(VECTOR)
+        first.add_incoming(constant(0.0), before)
+        first.add_incoming(value, loading)
+        start.append(first)
 
-    return accumulate
+    def step(k: Any, totals: list[Any]) -> list[Any]:
+        weights = code.load(code.offset(panel, panel_stride, k))
+        target = code.offset(ahead, ahead_stride, k)
+        for line in range(0, BYTES, LINE):
+            code.prefetch(builder.add(target, I64(line)))
+        column = builder.add(x, builder.mul(k, I64(4)))
+        following = []
+        for row, total in enumerate(totals):
+            value = code.load(code.offset(column, x_stride, I64(row)), FLOAT)
+            following.append(code.fma(code.spread(value), weights, total))
+        return following
+
+    for place, value in zip(places, code.loop(count, start, step), strict=True):
+        code.store(value, place)
 
 
 @operation
@@ -239,6 +265,17 @@ def exponentiate(typing: Any, at: Any, vectors: Any, most: Any) -> Any:
         return code.sum(total)
 
     return types.float32(ADDRESS, types.int64, types.float32), build
+
+
+@operation
+def power(typing: Any, x: Any) -> Any:
+    """e to the power of one float, with the bits that `exponentiate` gives it."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        code = Code(builder)
+        return builder.extract_element(exponential(code, code.spread(arguments[0])), I32(0))
+
+    return types.float32(types.float32), build
 
 
 @operation

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentspec.compiled import compiled
-from agentspec.kernels.cpu.lanes import BYTES, LANES, MOST_ROWS, accumulator
+from agentspec.kernels.cpu.lanes import BYTES, LANES, MOST_ROWS, accumulate
 
 DEPTH = 320
 """Inputs that a sweep runs over at most before the next rows take their turn: that part of a panel stays in the
@@ -39,61 +39,6 @@ def aligned(shape: tuple[int, ...]) -> NDArray[np.float32]:
     return room[start : start + size].view(np.float32).reshape(shape)
 
 
-one = accumulator(1)
-two = accumulator(2)
-three = accumulator(3)
-four = accumulator(4)
-five = accumulator(5)
-six = accumulator(6)
-seven = accumulator(min(7, MOST_ROWS))
-eight = accumulator(min(8, MOST_ROWS))
-nine = accumulator(min(9, MOST_ROWS))
-ten = accumulator(min(10, MOST_ROWS))
-eleven = accumulator(min(11, MOST_ROWS))
-twelve = accumulator(min(12, MOST_ROWS))
-
-
-@compiled
-def accumulate(
-    rows: int,
-    x: int,
-    x_stride: int,
-    panel: int,
-    panel_stride: int,
-    count: int,
-    sums: int,
-    sums_stride: int,
-    fresh: int,
-    ahead: int,
-    step: int,
-) -> None:
-    """`accumulator(rows)`; rows from 1 to `MOST_ROWS`."""
-    if rows == 1:
-        one(x, x_stride, panel, panel_stride, count, sums, sums_stride, fresh, ahead, step)
-    elif rows == 2:
-        two(x, x_stride, panel, panel_stride, count, sums, sums_stride, fresh, ahead, step)
-    elif rows == 3:
-        three(x, x_stride, panel, panel_stride, count, sums, sums_stride, fresh, ahead, step)
-    elif rows == 4:
-        four(x, x_stride, panel, panel_stride, count, sums, sums_stride, fresh, ahead, step)
-    elif rows == 5:
-        five(x, x_stride, panel, panel_stride, count, sums, sums_stride, fresh, ahead, step)
-    elif rows == 6:
-        six(x, x_stride, panel, panel_stride, count, sums, sums_stride, fresh, ahead, step)
-    elif rows == 7:
-        seven(x, x_stride, panel, panel_stride, count, sums, sums_stride, fresh, ahead, step)
-    elif rows == 8:
-        eight(x, x_stride, panel, panel_stride, count, sums, sums_stride, fresh, ahead, step)
-    elif rows == 9:
-        nine(x, x_stride, panel, panel_stride, count, sums, sums_stride, fresh, ahead, step)
-    elif rows == 10:
-        ten(x, x_stride, panel, panel_stride, count, sums, sums_stride, fresh, ahead, step)
-    elif rows == 11:
-        eleven(x, x_stride, panel, panel_stride, count, sums, sums_stride, fresh, ahead, step)
-    else:
-        twelve(x, x_stride, panel, panel_stride, count, sums, sums_stride, fresh, ahead, step)
-
-
 @compiled
 def sweep(
     rows: int,
@@ -106,7 +51,7 @@ def sweep(
     sums_stride: int,
     fresh: int,
 ) -> None:
-    """Products of any number of rows with one panel: `accumulator`, in groups of at most `MOST_ROWS` rows."""
+    """Products of any number of rows with one panel: `accumulate`, in groups of at most `MOST_ROWS` rows."""
     groups = (rows + MOST_ROWS - 1) // MOST_ROWS
     if groups == 1:
         accumulate(rows, x, x_stride, panel, panel_stride, count, sums, sums_stride, fresh, panel + AHEAD, panel_stride)
