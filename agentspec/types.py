@@ -77,7 +77,7 @@ class DraftTree:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the target's next token is chosen. Temperature 0 is greedy and ignores the rest."""
+    """How the target's next token is chosen. Temperature 0 is greedy and ignores the filters and the seed."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -89,6 +89,21 @@ class SamplingParams:
 
     seed: int = 0
     """Keys the uniform of every position; equal seeds give equal output, with or without drafts."""
+
+    repetition_penalty: float = 1.0
+    """Divides the logits of tokens of the prompt and the completion that are above 0, and multiplies those below."""
+
+    frequency_penalty: float = 0.0
+    """Taken off a token's logit for every time it was generated."""
+
+    presence_penalty: float = 0.0
+    """Taken off a token's logit once it was generated."""
+
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token, value) pairs: added to the token's logit."""
+
+    min_tokens: int = 0
+    """Tokens before which none may be chosen that ends the turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +134,15 @@ class GenerationRequest:
     speculation: SpeculationParams = SpeculationParams()
     stop: tuple[str, ...] = ()
     """Strings that end the generation; they are not part of the text."""
+
+    stop_tokens: tuple[int, ...] = ()
+    """Tokens that end the generation, beside the model's own; they give no text."""
+
+    ignore_eos: bool = False
+    """Go on after the model's own end tokens."""
+
+    logprobs: int | None = None
+    """Report log-probabilities of the tokens and of so many of the likeliest at each position; None for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +183,15 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token of a completion with its natural log-probability, and the likeliest tokens there with theirs."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """A piece of a generation: text that is final, in order, never taken back."""
 
@@ -171,6 +204,9 @@ class Delta:
 
     report: Report | None = None
     """Set on the last delta only."""
+
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Of the tokens committed since the previous delta, if they were asked for."""
 
 
 class Worker(Protocol):
@@ -194,6 +230,10 @@ class Worker(Protocol):
         Messages are OpenAI chat messages whose content is a string or None. Safe to call from any thread.
         Raises `InvalidRequest` when the chat template refuses the messages.
         """
+        ...
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of a token of the vocabulary; those of its name for a control token."""
         ...
 
     def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:

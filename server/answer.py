@@ -3,15 +3,19 @@
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from agentspec.server.tools import Call
-from agentspec.types import FinishReason, Report, Trajectory
+from agentspec.types import FinishReason, Report, TokenLogprob, Trajectory
 
 LINE_BREAKS = {ord(char): f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
 """Characters that some stream readers take for the end of a line."""
+
+
+LEAST = -9999.0
+"""Stands for a log-probability of minus infinity, which JSON has no number for; OpenAI's own."""
 
 
 def new_completion_id() -> str:
@@ -34,24 +38,38 @@ class Answer:
     with_report: bool = False
     """Whether the whole report is attached."""
 
+    token_bytes: Callable[[int], bytes] | None = None
+    """Spells tokens where log-probabilities were asked for; None where they were not."""
+
     id: str = field(default_factory=new_completion_id)
     created: int = field(default_factory=now)
 
-    def completion(self, pieces: Sequence[str | Call], finish: FinishReason, report: Report) -> dict[str, Any]:
+    def completion(
+        self,
+        pieces: Sequence[str | Call],
+        logprobs: Sequence[TokenLogprob],
+        finish: FinishReason,
+        report: Report,
+    ) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
         text = "".join(piece for piece in pieces if isinstance(piece, str))
         calls = [piece for piece in pieces if isinstance(piece, Call)]
         message: dict[str, Any] = {"role": "assistant", "content": None if calls and not text.strip() else text}
         if calls:
             message["tool_calls"] = [opening(call) for call in calls]
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason(finish, len(calls))}
+        choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": self._logprobs(logprobs),
+            "finish_reason": finish_reason(finish, len(calls)),
+        }
         return {**self._head("chat.completion"), "choices": [choice], "usage": usage(report), **self._extras(report)}
 
     def role_chunk(self) -> dict[str, Any]:
         return self._chunk({"role": "assistant", "content": ""})
 
-    def text_chunk(self, text: str) -> dict[str, Any]:
-        return self._chunk({"content": text})
+    def text_chunk(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> dict[str, Any]:
+        return self._chunk({"content": text}, logprobs=logprobs)
 
     def call_chunks(self, index: int, call: Call) -> list[dict[str, Any]]:
         """The opening fragment with id and name, then the arguments."""
@@ -67,10 +85,28 @@ class Answer:
         head = self._head("chat.completion.chunk")
         return [finished, {**head, "choices": [], "usage": usage(report), **self._extras(report)}]
 
-    def _chunk(self, delta: dict[str, Any], finish: FinishReason | None = None) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+    def _chunk(
+        self, delta: dict[str, Any], finish: FinishReason | None = None, logprobs: Sequence[TokenLogprob] = ()
+    ) -> dict[str, Any]:
+        known = self._logprobs(logprobs) if logprobs else None
+        choice = {"index": 0, "delta": delta, "logprobs": known, "finish_reason": finish}
         chunk = {**self._head("chat.completion.chunk"), "choices": [choice]}
         return {**chunk, "usage": None} if self.with_usage else chunk
+
+    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        """One entry per token; None where they were not asked for."""
+        if self.token_bytes is None:
+            return None
+        entries = []
+        for one in logprobs:
+            best = [self._spelled(token, logprob) for token, logprob in one.top]
+            entries.append({**self._spelled(one.token, one.logprob), "top_logprobs": best})
+        return {"content": entries, "refusal": None}
+
+    def _spelled(self, token: int, logprob: float) -> dict[str, Any]:
+        assert self.token_bytes is not None
+        spelled = self.token_bytes(token)
+        return {"token": spelled.decode("utf-8", "replace"), "logprob": max(logprob, LEAST), "bytes": list(spelled)}
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}

@@ -95,7 +95,11 @@ class Service:
         started = request.scope["agentspec.started"]
         generation = Generation(self._worker.generate(wanted), request.receive, self.metrics, started)
         answer = Answer(
-            self._worker.model, trajectory, asked.stream_options.include_usage, with_report=asked.speculation.report
+            self._worker.model,
+            trajectory,
+            asked.stream_options.include_usage,
+            with_report=asked.speculation.report,
+            token_bytes=self._worker.token_bytes if asked.logprobs else None,
         )
         if asked.stream:
             return EventStream(generation, answer, prepared.with_tools, self._config.keepalive_s)

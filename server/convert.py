@@ -66,6 +66,9 @@ def generation_request(
         sampling=sampling(asked),
         speculation=speculation(asked.speculation),
         stop=tuple(asked.stop),
+        stop_tokens=tuple(asked.stop_token_ids),
+        ignore_eos=asked.ignore_eos,
+        logprobs=asked.top_logprobs if asked.logprobs else None,
     )
 
 
@@ -76,6 +79,11 @@ def sampling(asked: ChatRequest) -> SamplingParams:
         top_p=asked.top_p,
         top_k=max(0, asked.top_k),
         min_p=asked.min_p,
+        repetition_penalty=asked.repetition_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        presence_penalty=asked.presence_penalty,
+        logit_bias=tuple(asked.logit_bias),
+        min_tokens=asked.min_tokens,
         seed=secrets.randbelow(SEED_RANGE) if asked.seed is None else asked.seed % SEED_RANGE,
     )
 

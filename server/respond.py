@@ -10,7 +10,7 @@ from agentspec.errors import InternalError
 from agentspec.server.answer import Answer, encode, event
 from agentspec.server.generation import Generation
 from agentspec.server.tools import Call, ToolParser
-from agentspec.types import Delta, FinishReason, Report
+from agentspec.types import Delta, FinishReason, Report, TokenLogprob
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -51,14 +51,16 @@ class WholeAnswer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._generation as generation:
             pieces: list[str | Call] = []
+            logprobs: list[TokenLogprob] = []
             while True:
                 delta = await generation.next()
                 if delta is None:
                     continue
                 pieces += self._reading.read(delta)
+                logprobs += delta.logprobs
                 if delta.finish is not None:
                     break
-        body = encode(self._answer.completion(pieces, *ending(delta)))
+        body = encode(self._answer.completion(pieces, logprobs, *ending(delta)))
         headers = {"x-agentspec-trajectory": self._answer.trajectory.id}
         await Response(body, headers=headers, media_type=self.media_type)(scope, receive, send)
 
@@ -106,9 +108,12 @@ class EventStream(Response):
     def _events(self, delta: Delta) -> bytes:
         """The events of a delta's text and calls; nothing while all of it is held back."""
         events: list[bytes] = []
-        for piece in self._reading.read(delta):
+        pieces = self._reading.read(delta)
+        if delta.logprobs and not (pieces and isinstance(pieces[0], str)):
+            events.append(event(self._answer.text_chunk("", delta.logprobs)))
+        for number, piece in enumerate(pieces):
             if isinstance(piece, str):
-                events.append(event(self._answer.text_chunk(piece)))
+                events.append(event(self._answer.text_chunk(piece, () if number else delta.logprobs)))
             else:
                 events += [event(chunk) for chunk in self._answer.call_chunks(self._calls, piece)]
                 self._calls += 1

@@ -14,6 +14,7 @@ from agentspec.server.body import as_list, as_object
 from agentspec.types import Origin, SpeculationParams
 
 MAX_STOPS = 16
+MAX_LOGPROBS = 20
 DRAFTERS = frozenset(str(origin.name).lower() for origin in Origin)
 
 
@@ -70,6 +71,21 @@ def known_drafters(names: list[str] | None) -> list[str] | None:
         if name not in DRAFTERS:
             raise ValueError(f"knows {sorted(DRAFTERS)}, got {name!r:.60}")
     return names
+
+
+def pairs_of_bias(bias: Any) -> Any:
+    """Token ids, which JSON makes strings, with what is added to their logits."""
+    fields = as_object(bias)
+    if fields is None:
+        raise ValueError("must be an object of token ids and numbers")
+    pairs = []
+    for name, value in fields.items():
+        if not name.isascii() or not name.isdigit() or len(name) > 10:
+            raise ValueError(f"has the key {name!r:.40}, which is no token id")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
+            raise ValueError(f"must have numbers from -100 to 100, got {value!r:.40} for token {name}")
+        pairs.append((int(name), float(value)))
+    return pairs
 
 
 class FunctionCall(Wire):
@@ -138,6 +154,15 @@ class ChatRequest(Wire):
     top_k: int = Field(default=0, ge=-1)
     min_p: float = Field(default=0.0, ge=0, le=1)
     seed: int | None = None
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    repetition_penalty: float = Field(default=1.0, ge=0.01, le=100)
+    logit_bias: Annotated[list[tuple[int, float]], BeforeValidator(pairs_of_bias)] = []
+    min_tokens: int = Field(default=0, ge=0)
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] = []
+    ignore_eos: bool = False
+    logprobs: bool = False
+    top_logprobs: int = Field(default=0, ge=0, le=MAX_LOGPROBS)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     tools: list[Tool] = []
@@ -146,6 +171,12 @@ class ChatRequest(Wire):
     user: str | None = None
     metadata: dict[str, Any] = {}
     prompt_cache_key: str | None = None
+
+    @model_validator(mode="after")
+    def needs_logprobs(self) -> "ChatRequest":
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs to be true")
+        return self
 
 
 def parse_chat(body: dict[str, Any]) -> ChatRequest:

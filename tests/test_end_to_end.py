@@ -270,8 +270,30 @@ BAD: dict[str, tuple[bytes | dict[str, Any], int, str]] = {
     "a megabyte of text": (ask("y" * 1_000_000), 400, "context_length_exceeded"),
     "over the body limit": (b" " * 2_100_000, 413, "body_too_large"),
     "an unknown drafter": (ask("hi", speculation={"drafters": ["oracle"]}), 400, "invalid_request"),
-    "penalty": (ask("hi", frequency_penalty=0.5), 400, "unsupported_parameter"),
+    "penalty": (ask("hi", frequency_penalty=2.5), 400, "invalid_request"),
+    "a bias of no token": (ask("hi", logit_bias={"100000": 1}), 400, "invalid_request"),
+    "a bias of no token, streaming": (ask("hi", logit_bias={"100000": 1}, stream=True), 400, "invalid_request"),
+    "no such stop token": (ask("hi", stop_token_ids=[2**70]), 400, "invalid_request"),
+    "a minimum above the maximum": (ask("hi", min_tokens=9, max_tokens=8), 400, "invalid_request"),
+    "a grammar": (ask("hi", response_format={"type": "json_object"}), 400, "unsupported_parameter"),
 }
+
+
+def test_options_of_the_sampler_work_over_http(tiny_model: Path) -> None:
+    async def scenario(client: httpx.AsyncClient, engine: Engine) -> None:
+        fields: dict[str, Any] = {"max_tokens": 12, "logprobs": True, "top_logprobs": 2, "frequency_penalty": 1.5}
+        stops: list[dict[str, Any]] = [{}, {"logit_bias": {"65": 100}, "stop_token_ids": [65], "min_tokens": 4}]
+        for stop in stops:
+            body = (await client.post(CHAT, json=ask("hi", **fields, **stop))).json()
+            choice = body["choices"][0]
+            entries = choice["logprobs"]["content"]
+            assert len(entries) == body["usage"]["completion_tokens"] == (5 if stop else 12)
+            assert all(entry["logprob"] <= 0 and len(entry["top_logprobs"]) == 2 for entry in entries)
+            spelled = bytes(byte for entry in entries[: 4 if stop else 12] for byte in entry["bytes"])
+            assert choice["message"]["content"] == spelled.decode("utf-8", "replace")
+            assert choice["finish_reason"] == ("stop" if stop else "length")
+
+    in_process(tiny_model, scenario, ServerConfig())
 
 
 def test_bad_input_gets_its_envelope_and_the_next_request_its_answer(tiny_model: Path) -> None:

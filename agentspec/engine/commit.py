@@ -33,8 +33,9 @@ def commit(completion: Completion, tokens: Sequence[int]) -> tuple[int, str]:
     text = ""
     for kept, token in enumerate(tokens, start=1):
         completion.tokens.append(token)
-        text += completion.text.push(token)
-        if completion.text.stopped or token in completion.end_tokens:
+        ends = token in completion.end_tokens
+        text += "" if ends else completion.text.push(token)
+        if completion.text.stopped or ends:
             completion.finish = FinishReason.STOP
         elif completion.room == 0:
             completion.finish = FinishReason.LENGTH

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from agentspec.engine.adjust import Adjuster
 from agentspec.engine.commit import Completion
 from agentspec.engine.kv import Holding
 from agentspec.types import Delta, Drafter, DraftTree, GenerationRequest, Origin, Report
@@ -58,6 +59,9 @@ class Job:
 
     reason: str | None = None
     """Why drafting is off or found nothing so far."""
+
+    adjuster: Adjuster | None = None
+    """Changes logits before tokens are chosen; None where nothing is to be changed."""
 
     cancelled: bool = False
     """Set by the caller's thread; the job leaves before the next step."""

@@ -3,16 +3,19 @@
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
 from torch import Tensor
 
 from agentspec.config import EngineConfig
+from agentspec.engine.adjust import Adjuster
 from agentspec.engine.attention import Segment
 from agentspec.engine.commit import commit
 from agentspec.engine.job import Job
 from agentspec.engine.kv import KVPool
+from agentspec.engine.logprobs import token_logprobs
 from agentspec.engine.plan import disable, mean_context, plan
 from agentspec.engine.sampling import choose
 from agentspec.engine.target import Target
@@ -20,7 +23,7 @@ from agentspec.engine.verify import walk
 from agentspec.errors import InternalError
 from agentspec.policies.cost import Cost
 from agentspec.policies.payoff import Acceptance
-from agentspec.types import Delta, DraftTree, Outcome
+from agentspec.types import Delta, DraftTree, Outcome, TokenLogprob
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +104,7 @@ class StepLoop:
         job.holding = self.pool.acquire(job.request.trajectory, prompt, job.most_tokens)
         job.cached_tokens = job.slab_length
         job.clock.admitted = job.clock.prefilled = perf_counter()
+        job.adjuster = Adjuster.of(job.request.sampling, job.request.prompt, job.completion.end_tokens)
         self.totals["cached_tokens_total"] += job.cached_tokens
         self.running.append(job)
 
@@ -122,24 +126,39 @@ class StepLoop:
 
     def _commit(self, job: Job, tree: DraftTree, logits: Tensor) -> None:
         assert job.holding is not None
-        position = len(job.completion.tokens)
-        choices = logits.argmax(-1).tolist() if job.request.sampling.temperature == 0 else None
-
-        def choice(node: int, depth: int) -> int:
-            return choices[node] if choices else choose(logits[node], job.request.sampling, position + depth)
-
-        result = walk(tree, choice)
+        result = walk(tree, self._choice(job, logits))
         kept, text = commit(job.completion, result.tokens)
         job.tokens.extend(result.tokens[:kept])
         job.holding.slab.commit(result.path[:kept])
-        if self.witness is not None:
-            self.witness(job, logits[list(result.path[:kept])])
         accepted = tuple(node for node in result.path[1:] if tree.depth[node] <= kept)
         self.acceptance.observe(tree, result.path)
         job.tally.add(tree, accepted)
         job.clock.last = perf_counter()
-        self._observe(job, Outcome(result.tokens[:kept], tree, accepted))
-        self._emit(job, Delta(text, kept))
+        tokens = result.tokens[:kept]
+        logprobs: tuple[TokenLogprob, ...] = ()
+        if job.request.logprobs is not None:
+            logprobs = token_logprobs(logits[list(result.path[:kept])], tokens, job.request.logprobs)
+        if self.witness is not None:
+            self.witness(job, logits[list(result.path[:kept])])
+        self._observe(job, Outcome(tokens, tree, accepted))
+        self._emit(job, Delta(text, kept, logprobs=logprobs))
+
+    def _choice(self, job: Job, logits: Tensor) -> Callable[[int, int], int]:
+        """The target's choice after a node of a job's tree, given the logits (nodes, vocabulary)."""
+        sampling, adjuster = job.request.sampling, job.adjuster
+        position = len(job.completion.tokens)
+        if adjuster is None and sampling.temperature == 0:
+            choices = logits.argmax(-1).tolist()
+            return lambda node, depth: int(choices[node])
+
+        def choice(node: int, depth: int) -> int:
+            row = logits[node] if adjuster is None else adjuster(logits[node])
+            token = choose(row, sampling, position + depth)
+            if adjuster is not None:
+                adjuster.push(token)
+            return token
+
+        return choice
 
     def _observe(self, job: Job, outcome: Outcome) -> None:
         if job.drafter is None:
@@ -152,7 +171,7 @@ class StepLoop:
     def _emit(self, job: Job, delta: Delta) -> None:
         if job.completion.finish:
             self._leave(job)
-            delta = Delta(delta.text, delta.tokens, job.completion.finish, job.report())
+            delta = replace(delta, finish=job.completion.finish, report=job.report())
         job.emit(delta)
 
     def _fail(self, job: Job) -> None:

@@ -46,7 +46,7 @@ class Engine:
         self.chat = chat
         self.end_tokens = end_tokens
         self.histories = histories
-        self.token_bytes = TokenBytes(chat.tokenizer)
+        self.token_bytes_of = TokenBytes(chat.tokenizer)
         self.cost = LearnedCost(cost_table(target))
         self.loop = StepLoop(target, config.engine, self.cost)
         self._window = usable_window(config, target.window, self.loop.pool)
@@ -85,6 +85,9 @@ class Engine:
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
     ) -> tuple[int, ...]:
         return self.chat.render(messages, tools)
+
+    def token_bytes(self, token: int) -> bytes:
+        return self.token_bytes_of.names.get(token) or self.token_bytes_of[token]
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         request = self._checked(request)
@@ -130,7 +133,24 @@ class Engine:
                 "must hold it and at least one more",
                 param="messages",
             )
+        self._check_tokens(request)
         return replace(request, max_tokens=min(request.max_tokens, room))
+
+    def _check_tokens(self, request: GenerationRequest) -> None:
+        """Raises `InvalidRequest` for token ids that the model does not have, and for a minimum above the maximum."""
+        vocabulary = self.loop.target.vocabulary
+        biased = [token for token, _ in request.sampling.logit_bias]
+        for param, tokens in (("logit_bias", biased), ("stop_token_ids", request.stop_tokens)):
+            for token in tokens:
+                if not 0 <= token < vocabulary:
+                    raise InvalidRequest(
+                        f"{param}: the model's tokens are below {vocabulary}, got {token}", param=param
+                    )
+        if request.sampling.min_tokens > request.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens: {request.sampling.min_tokens} is more than the {request.max_tokens} tokens asked for",
+                param="min_tokens",
+            )
 
     async def _open_history(self, request: GenerationRequest) -> HistorySession | None:
         if not request.speculation.enabled:
@@ -147,8 +167,9 @@ class Engine:
             reason = "speculation is off for this request"
         elif min(request.speculation.max_draft_tokens, self.config.engine.max_draft_tokens) == 0:
             reason = "max_draft_tokens is 0"
-        text = TextStream(self.token_bytes, request.stop)
-        completion = Completion(text, request.max_tokens, self.end_tokens)
+        text = TextStream(self.token_bytes_of, request.stop)
+        own = frozenset() if request.ignore_eos else self.end_tokens
+        completion = Completion(text, request.max_tokens, own.union(request.stop_tokens))
         return Job(request, completion, session, send, send, list(request.prompt), reason)
 
     def _submit(self, job: Job) -> None:

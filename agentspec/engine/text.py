@@ -26,6 +26,9 @@ class TokenBytes:
         self.byte_level = "ByteLevel" in json.dumps(backend.get("decoder"))
         added = {entry["id"]: entry for entry in backend["added_tokens"]}
         self.bytes: list[bytes] = []
+        self.names = {token: entry["content"].encode() for token, entry in added.items() if entry["special"]}
+        """Special tokens as they are spelled."""
+
         for token, piece in enumerate(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))):
             if token in added:
                 self.bytes.append(b"" if added[token]["special"] else added[token]["content"].encode())

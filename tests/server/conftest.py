@@ -11,7 +11,7 @@ import httpx
 from agentspec.config import ServerConfig
 from agentspec.errors import ContextTooLong
 from agentspec.server.app import create_app
-from agentspec.types import Delta, FinishReason, GenerationRequest, Report
+from agentspec.types import Delta, FinishReason, GenerationRequest, Report, TokenLogprob
 
 REPORT = Report(
     prompt_tokens=0,
@@ -66,7 +66,7 @@ class ScriptedWorker:
                 if self.failure is not None and index == self.fail_after:
                     raise self.failure
                 await asyncio.sleep(self.delay_s)
-                yield Delta(text, 1)
+                yield Delta(text, 1, logprobs=self.logprobs_of(index, request))
             if self.failure is not None:
                 raise self.failure
             complete = True
@@ -76,6 +76,16 @@ class ScriptedWorker:
         finally:
             self.running -= 1
             self.closed_early += not complete
+
+    def logprobs_of(self, index: int, request: GenerationRequest) -> tuple[TokenLogprob, ...]:
+        """The token, and from the second place on tokens that could not have come."""
+        if request.logprobs is None:
+            return ()
+        others = [(index + place, -0.5 if place == 0 else float("-inf")) for place in range(request.logprobs)]
+        return (TokenLogprob(index, -0.5, tuple(others)),)
+
+    def token_bytes(self, token: int) -> bytes:
+        return self.script[token].encode() if token < len(self.script) else b"\xff"
 
     async def close(self) -> None:
         self.ended = True

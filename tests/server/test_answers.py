@@ -281,3 +281,35 @@ def test_metrics_count_what_happened() -> None:
         "agentspec_http_requests_running 1.0",
     ]:
         assert line in lines, line
+
+
+def entries(choice: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = choice["logprobs"]["content"]
+    return found
+
+
+def test_api_32_logprobs_without_top_logprobs_have_empty_lists() -> None:
+    choice = post(ScriptedWorker(), ask(logprobs=True)).json()["choices"][0]
+    assert entries(choice) == [
+        {"token": "Hello", "logprob": -0.5, "bytes": [72, 101, 108, 108, 111], "top_logprobs": []},
+        {"token": " world", "logprob": -0.5, "bytes": [32, 119, 111, 114, 108, 100], "top_logprobs": []},
+    ]
+    assert post(ScriptedWorker(), ask()).json()["choices"][0]["logprobs"] is None
+
+
+def test_api_34_impossible_tokens_have_a_finite_logprob() -> None:
+    response = post(ScriptedWorker(), ask(logprobs=True, top_logprobs=3))
+    json.loads(response.text, parse_constant=pytest.fail)
+    tops = entries(response.json()["choices"][0])[1]["top_logprobs"]
+    assert [top["logprob"] for top in tops] == [-0.5, -9999.0, -9999.0]
+    assert (tops[1]["token"], tops[1]["bytes"]) == ("\ufffd", [255])
+
+
+@pytest.mark.parametrize("script", [["Hello", " world"], ["", "Hé", "", "llo"], CALLS])
+def test_a_stream_carries_the_logprobs_of_every_token(script: list[str]) -> None:
+    fields = ask(logprobs=True, top_logprobs=2, tools=TOOLS)
+    whole = post(ScriptedWorker(script=script), fields).json()["choices"][0]
+    chunks = events(post(ScriptedWorker(script=script), {**fields, "stream": True}))
+    streamed = [entry for chunk in chunks if chunk["choices"][0]["logprobs"] for entry in entries(chunk["choices"][0])]
+    assert streamed == entries(whole)
+    assert len(streamed) == len(script)

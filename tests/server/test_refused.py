@@ -22,17 +22,6 @@ def refused(**fields: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("frequency_penalty", 0.5), ("presence_penalty", 0.5), ("repetition_penalty", 1.3)]
-)
-def test_eng_19_eng_20_eng_32_penalties_are_refused_not_ignored(name: str, value: float) -> None:
-    refused(**{name: value})
-
-
-def test_eng_19_a_minimum_of_tokens_is_refused_not_ignored() -> None:
-    refused(min_tokens=6)
-
-
-@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("response_format", GRAMMAR),
@@ -46,11 +35,6 @@ def test_eng_19_a_minimum_of_tokens_is_refused_not_ignored() -> None:
 )
 def test_eng_25_eng_26_grammars_are_refused_not_ignored(name: str, value: Any) -> None:
     refused(**{name: value})
-
-
-@pytest.mark.parametrize("fields", [{"logprobs": True}, {"logprobs": True, "top_logprobs": 5}, {"top_logprobs": 5}])
-def test_api_32_api_34_api_35_logprobs_are_refused_not_ignored(fields: dict[str, Any]) -> None:
-    refused(**fields)
 
 
 def test_api_38_two_choices_are_refused_before_the_stream() -> None:

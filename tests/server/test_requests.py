@@ -177,14 +177,8 @@ def test_api_29_the_limit_is_cut_to_the_room_left(asked: int | None, given: int)
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("logprobs", True),
-        ("top_logprobs", 3),
-        ("frequency_penalty", 0.5),
-        ("presence_penalty", -1),
-        ("logit_bias", {"5": 1}),
         ("response_format", {"type": "json_object"}),
         ("response_format", {"type": "json_schema", "json_schema": {}}),
-        ("repetition_penalty", 1.3),
         ("parallel_tool_calls", False),
         ("functions", [{"name": "f"}]),
         ("prediction", {"type": "content", "content": "x"}),
@@ -200,6 +194,31 @@ def test_api_37_a_response_format_is_a_fault_of_the_request() -> None:
     assert error["type"] == "invalid_request_error"
 
 
+def test_top_logprobs_need_logprobs() -> None:
+    assert "top_logprobs needs logprobs" in refused(top_logprobs=3)["message"]
+
+
+def test_api_40_options_of_the_sampler_reach_the_worker() -> None:
+    worker = ScriptedWorker()
+    fields = {
+        "frequency_penalty": 0.5,
+        "presence_penalty": -1,
+        "repetition_penalty": 1.3,
+        "logit_bias": {"5": 1, "7": -100.0},
+        "min_tokens": 2,
+        "stop_token_ids": [9],
+        "ignore_eos": True,
+        "logprobs": True,
+        "top_logprobs": 3,
+    }
+    assert post(worker, ask(**fields)).status_code == 200
+    asked = worker.requests[0]
+    sampling = asked.sampling
+    assert (sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty) == (0.5, -1, 1.3)
+    assert (sampling.logit_bias, sampling.min_tokens) == (((5, 1.0), (7, -100.0)), 2)
+    assert (asked.stop_tokens, asked.ignore_eos, asked.logprobs) == ((9,), True, 3)
+
+
 def test_neutral_values_of_unsupported_options_are_accepted(caplog: pytest.LogCaptureFixture) -> None:
     neutral = {"logprobs": False, "top_logprobs": 0, "frequency_penalty": 0.0, "presence_penalty": 0, "logit_bias": {}}
     more = {"response_format": {"type": "text"}, "n": 1, "parallel_tool_calls": False, "store": False}
@@ -211,6 +230,20 @@ def test_neutral_values_of_unsupported_options_are_accepted(caplog: pytest.LogCa
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("frequency_penalty", 2.1),
+        ("presence_penalty", -3),
+        ("repetition_penalty", 0),
+        ("min_tokens", -1),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", 5),
+        ("logprobs", 3),
+        ("top_logprobs", 21),
+        ("logit_bias", [1]),
+        ("logit_bias", {"a": 1}),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", {"5": 101}),
+        ("logit_bias", {"5": "1"}),
+        ("logit_bias", {"5": True}),
         ("temperature", -0.1),
         ("temperature", 2.1),
         ("temperature", "1"),
