@@ -38,7 +38,7 @@ class ModelConfig:
     """Folder of downloaded and converted models."""
 
     threads: int = bounded(0, most=1024)
-    """CPU threads of the target; 0 takes one per core."""
+    """CPU threads of the target; 0 takes one for each core that this process may use."""
 
     window: int = 0
     """Most tokens of prompt and completion together; 0 takes the model's own limit."""

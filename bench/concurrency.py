@@ -25,6 +25,7 @@ import torch
 from agentspec.cache.draft import compile_kernels
 from agentspec.cache.retrieval import Histories
 from agentspec.config import CacheConfig, Config, ModelConfig, ServerConfig, load
+from agentspec.engine.cores import usable_cores
 from agentspec.engine.models import ensure
 from agentspec.engine.service import Engine
 from agentspec.server.run import serve_in_thread
@@ -139,7 +140,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     """All four arms."""
     config = load()
     config = replace(config, model=replace(config.model, name=options.model))
-    torch.set_num_threads(config.model.threads or os.cpu_count() or 1)
+    torch.set_num_threads(config.model.threads or usable_cores())
     folder = ensure(options.model, config.model.home)
     compile_kernels()
     traces = list(read_traces(options.files or sorted(RECORDED.glob("*.jsonl"))))[: options.clients]

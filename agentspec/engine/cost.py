@@ -16,6 +16,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM
 
 from agentspec.config import Config
+from agentspec.engine.cores import usable_cores
 from agentspec.engine.loop import StepLoop
 from agentspec.engine.models import ensure
 from agentspec.engine.offline import complete
@@ -95,7 +96,7 @@ def transformers_seconds(model: Any, prompt: torch.Tensor, new: int) -> float:
 
 def measure(config: Config, rounds: int = 21, progress: Progress = silent) -> CostReport:
     """Run both measurements on the configured model."""
-    threads = config.model.threads or os.cpu_count() or 1
+    threads = config.model.threads or usable_cores()
     torch.set_num_threads(threads)
     folder = ensure(config.model.name, config.model.home, progress=progress)
     target = Target.load(folder)

@@ -27,6 +27,7 @@ def is_compilable(model: Any) -> bool:
         and config.hidden_act == "silu"
         and head_dim(config) % LANES == 0
         and model.model.rotary_emb.rope_type in ROTARY
+        and angles(model, 1)[0].shape[1] * 2 == head_dim(config)
         and model.lm_head.bias is None
     )
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from agentspec.cache.store import HistoryStore
 from agentspec.config import Config
 from agentspec.engine.chat import Chat
 from agentspec.engine.commit import Completion
+from agentspec.engine.cores import usable_cores
 from agentspec.engine.job import Job
 from agentspec.engine.kv import BLOCK, KVPool
 from agentspec.engine.loop import StepLoop
@@ -59,7 +59,7 @@ class Engine:
     @staticmethod
     def load(config: Config, *, store: HistoryStore | None = None, progress: Progress = silent) -> "Engine":
         """Fetch and convert the configured model where needed, load it, measure it, start the engine's thread."""
-        torch.set_num_threads(config.model.threads or os.cpu_count() or 1)
+        torch.set_num_threads(config.model.threads or usable_cores())
         folder = ensure(config.model.name, config.model.home, progress=progress)
         compile_kernels()
         return Engine.from_folder(config, folder, Histories(config.cache, store))

@@ -58,6 +58,12 @@ MODELS: dict[str, Callable[[], Any]] = {
         LlamaConfig(**{**SIZES, "hidden_size": 44, "intermediate_size": 27, "vocab_size": 101}, head_dim=64)
     ),
     "llama 3 positions": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=LLAMA3)),
+    "llama many heads": lambda: LlamaForCausalLM(
+        LlamaConfig(**{**SIZES, "hidden_size": 120, "num_attention_heads": 30, "num_key_value_heads": 1}, head_dim=32)
+    ),
+    "llama one head": lambda: LlamaForCausalLM(
+        LlamaConfig(**{**SIZES, "num_attention_heads": 1, "num_key_value_heads": 1}, head_dim=256)
+    ),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**{**SIZES, "head_dim": 96})),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)),
@@ -242,6 +248,10 @@ def test_what_the_compiled_decoder_does_not_know_runs_on_its_own_forward() -> No
     odd = LlamaForCausalLM(LlamaConfig(**SIZES, hidden_act="gelu"))
     assert not is_compilable(odd)
     assert Target(odd).decoder is None
+    partial = LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters={**SCALED, "partial_rotary_factor": 0.5}))
+    assert not is_compilable(partial)
+    dynamic = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    assert not is_compilable(LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=dynamic)))
     narrow = LlamaForCausalLM(LlamaConfig(**{**SIZES, "hidden_size": 24}, head_dim=6))
     assert Target(narrow).decoder is None
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from agentspec.kernels.cpu.attend import CHUNK, TOGETHER
 from agentspec.kernels.cpu.lanes import BYTES, LANES
-from agentspec.kernels.cpu.passes import CALL, LAYER, MODEL, run_pass, serve
+from agentspec.kernels.cpu.passes import CALL, LAYER, MODEL, lead, serve
 from agentspec.kernels.cpu.product import aligned, pack
 from agentspec.kernels.cpu.team import SYNC_WORDS
 
@@ -96,7 +96,7 @@ class Decoder:
         self._room: dict[str, NDArray[np.uint8]] = {}
         self._call = np.zeros(1, CALL)
         self._call["sync"] = self._keep(np.zeros(SYNC_WORDS, np.int64))
-        self._team: list[int] = []
+        self._bytes = self._keep(np.ones(threads, np.uint8))
         packed = self._keep(pack(embedding if head is None else head))
         self._model = np.zeros(1, MODEL)
         self._model[0] = (
@@ -148,14 +148,13 @@ class Decoder:
         self._model["layers"] = len(self._layers)
         self._records = np.array(self._layers, LAYER)
         helpers: list[threading.Thread] = []
+        reading, self._pipe = os.pipe()
         for thread in range(1, self.threads):
-            reading, writing = os.pipe()
-            self._team.append(writing)
             arguments = (reading, self._alive, thread, self.threads, self._model, self._records, self._call)
             helper = threading.Thread(target=help_out, args=arguments, name=f"decoder-{thread}", daemon=True)
             helper.start()
             helpers.append(helper)
-        weakref.finalize(self, dismiss, self._team, helpers)
+        weakref.finalize(self, dismiss, self._pipe, reading, helpers)
 
     def forward(self, segments: Sequence[Rows], keep: Sequence[int]) -> Floats:
         """Logits (len(keep), vocabulary) of the kept rows, numbered over all segments in order.
@@ -170,9 +169,7 @@ class Decoder:
         call = self._call
         call["rows"], call["kept"], call["segments"] = rows, len(keep), len(segments)
         call["logits"] = logits.ctypes.data
-        for descriptor in self._team:
-            os.write(descriptor, b"\1")
-        run_pass(0, self.threads, self._model, self._records, call)
+        lead(self._pipe, self._bytes, self.threads, self._model, self._records, call)
         del words
         return logits[:, : self.shape.vocabulary]
 
@@ -299,13 +296,12 @@ def help_out(reading: int, alive: list[Any], *arguments: Any) -> None:
     """A helping thread's life: passes until the pipe is closed. `alive` holds what the addresses belong to."""
     buffer = np.zeros(8, np.uint8)
     serve(reading, buffer.ctypes.data, *arguments)
-    os.close(reading)
 
 
-def dismiss(pipes: list[int], helpers: list[threading.Thread]) -> None:
+def dismiss(pipe: int, reading: int, helpers: list[threading.Thread]) -> None:
     """End the helping threads, before the interpreter ends: a thread that came back later would abort the process."""
-    for pipe in pipes:
-        os.close(pipe)
+    os.close(pipe)
     for helper in helpers:
         if helper is not threading.current_thread():
             helper.join()
+    os.close(reading)

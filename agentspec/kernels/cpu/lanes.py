@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import llvmlite.binding
+import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -40,8 +41,9 @@ ADDRESS = types.int64
 
 
 def can_compute() -> bool:
-    """Whether this processor multiplies and adds in one operation: without, the kernels would be slower than torch."""
-    return not X86 or FEATURES.get("fma", False)
+    """Whether kernels are compiled, for a processor that multiplies and adds in one operation: without, they would be
+    slower than torch."""
+    return not numba.config.DISABLE_JIT and (not X86 or FEATURES.get("fma", False))
 
 
 class Code:
@@ -387,6 +389,18 @@ def give_way(typing: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(), build
+
+
+@operation
+def send_bytes(typing: Any, descriptor: Any, buffer: Any, count: Any) -> Any:
+    """Writes to a pipe; returns how many bytes were written, or -1."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        code = Code(builder)
+        descriptor, buffer, count = arguments
+        return code.call("write", I64, builder.trunc(descriptor, I32), code.pointer(buffer, I8), count)
+
+    return types.int64(types.int64, ADDRESS, types.int64), build
 
 
 @operation

@@ -10,7 +10,7 @@ import numpy as np
 
 from agentspec.compiled import compiled
 from agentspec.kernels.cpu.attend import CHUNK, TOGETHER, attend_chunk, finish, join
-from agentspec.kernels.cpu.lanes import BYTES, LANES, add, copy, fetch_add, gate, square_sum, wait_for_byte
+from agentspec.kernels.cpu.lanes import BYTES, LANES, add, copy, fetch_add, gate, send_bytes, square_sum, wait_for_byte
 from agentspec.kernels.cpu.memory import floats, integers
 from agentspec.kernels.cpu.product import sweep
 from agentspec.kernels.cpu.team import meet
@@ -537,8 +537,24 @@ def run_pass(thread: int, threads: int, models: Any, layers: Any, calls: Any) ->
 
 
 @compiled
+def lead(descriptor: int, buffer: int, threads: int, models: Any, layers: Any, calls: Any) -> None:
+    """What the first thread does: wakes the others with a byte for each, and runs a pass with them.
+
+    All of it is compiled, so that no signal can come between the two. `buffer` holds as many bytes as there are
+    threads.
+    """
+    sent = 0
+    while sent < threads - 1:
+        sent += max(0, send_bytes(descriptor, buffer, threads - 1 - sent))
+    run_pass(0, threads, models, layers, calls)
+
+
+@compiled
 def serve(descriptor: int, buffer: int, thread: int, threads: int, models: Any, layers: Any, calls: Any) -> None:
-    """What all threads but the first do: a pass for every byte of a pipe, until it is closed."""
+    """What all threads but the first do: a pass for every byte of their pipe, until it is closed.
+
+    They share it: a thread that has taken its byte reads again only after the pass, in which all take part.
+    """
     state = 1
     while state != 0:
         state = wait_for_byte(descriptor, buffer)
