@@ -195,6 +195,30 @@ def test_every_node_has_the_bits_of_plain_decoding(
     assert torch.equal(after[0], plain_rows(target, [*prompt, *[tokens[at] for at in line], 3], cached)[-1])
 
 
+@pytest.mark.parametrize("heads", [(4, 2), (9, 3), (30, 1)])
+def test_rows_keep_their_bits_across_the_chunks_of_long_contexts(heads: tuple[int, int]) -> None:
+    torch.manual_seed(5)
+    sizes = {**SIZES, "hidden_size": 180, "num_attention_heads": heads[0], "num_key_value_heads": heads[1]}
+    long = Target(LlamaForCausalLM(LlamaConfig(**{**sizes, "max_position_embeddings": 2048}, head_dim=32)))
+    tokens = torch.randint(0, 61, (1200,)).tolist()
+    slab = Slab(long.shape)
+    at_once = long.forward([Segment(slab, tuple(tokens), tuple(range(1200)), None)], range(1200))
+    cut = Slab(long.shape)
+    for stop in (513, 1025, 1190):
+        first = cut.length
+        chunk = Segment(cut, tuple(tokens[first:stop]), tuple(range(stop - first)), None)
+        assert torch.equal(long.forward([chunk], range(stop - first)), at_once[first:stop])
+        cut.commit(range(stop - first))
+    for position in (1, 500, 511, 512, 513, 600, 1023, 1024, 1100):
+        cut.length = position
+        alone = long.forward([Segment(cut, (tokens[position],), (0,), None)], [0])
+        assert torch.equal(alone[0], at_once[position])
+        tree = Segment(cut, (tokens[position], 3, tokens[position + 1]), (0, 1, 1), (-1, 0, 0))
+        assert torch.equal(long.forward([tree], [2])[0], at_once[position + 1])
+        restored = Segment(cut, tuple(tokens[position : position + 3]), (0, 1, 2), None)
+        long.forward([restored], [])
+
+
 @pytest.mark.parametrize(
     "segment",
     [

@@ -53,7 +53,7 @@ def weigh(scores: int, first: int, begin: int, shown: int, end: int) -> tuple[np
 
     Of the scores from `first`, a multiple of `LANES`, to `end` those from `begin` to `shown` count; others get 0.
     """
-    values = floats(scores, max(up(shown), end))
+    values = floats(scores, max(0, up(shown), end))
     if shown <= begin:
         values[first:end] = ZERO
         return MINUS_INFINITY, ZERO
@@ -100,7 +100,7 @@ def attend_chunk(
     chain = parents == 0
     ancestors, nodes = integers(parents, rows), integers(path, rows)
     end = begin + CHUNK
-    stop = min(end, length + last if chain else length)
+    stop = max(begin, min(end, length + last if chain else length))
     start = begin
     if window > 0:
         start = max(begin, (length + (first if chain else 0) + 1 - window) // LANES * LANES)

@@ -278,7 +278,10 @@ def attend_all(thread: int, model: Any, layer: Any, index: int, call: Any) -> No
             if parts == 1:
                 attend_share(thread, model, layer, index, call, at, rest // shares, first, last, rest % shares)
             else:
-                attend_whole(thread, model, layer, index, call, at, rest, first, last, chunks)
+                reached = chunks
+                if segments[at + PARENTS] == 0:
+                    reached = (segments[at + LENGTH] + last + CHUNK - 1) // CHUNK
+                attend_whole(thread, model, layer, index, call, at, rest, first, last, reached)
             mine = fetch_add(call.claims + index * 8, 1)
         unit += units
 
