@@ -218,7 +218,7 @@ def test_wrong_flag_value_names_the_flag(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_unknown_model_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["serve", "--model", "smollm"]) == 1
+    assert cli.main(["serve", "--model", "smollm", "--port", "0"]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("agentspec: unknown model 'smollm'") and captured.err.count("\n") == 1
