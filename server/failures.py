@@ -33,8 +33,8 @@ class Failures:
         except (ClientGone, ClientDisconnect):
             raise ClientGone from None
         except asyncio.CancelledError:
+            # Only a server that stops cancels requests; passed on, it would log each of them with a traceback.
             await progress.fail(Unavailable("the server is stopping"))
-            raise
         except Exception as error:
             await progress.fail(named(error))
 

@@ -399,7 +399,6 @@ def test_eng_22_a_neighbour_that_leaves_changes_nothing(url: str) -> None:
         with httpx.stream("POST", url + CHAT, json=body | {"stream": True}) as mine:
             lines = mine.iter_lines()
             first = next(lines)
-            assert running(url)[0] == 2
             response.close()
             rest = [line for line in lines if line.startswith("data: {")]
     chunks = [json.loads(line.removeprefix("data: ")) for line in (first, *rest)]
