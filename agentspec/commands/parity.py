@@ -138,6 +138,7 @@ def print_parity(comparisons: "Sequence[Comparison]", as_json: bool, model: str)
     from rich.table import Table
 
     console = Console()
+    console = console if console.is_terminal else Console(width=160)
     table = Table(title=f"{model}: with speculation against without")
     for column in ("way", "at once", "turns", "tokens", "steps on / off", "drafted", "accepted", "same tokens"):
         table.add_column(column, justify="left" if column == "way" else "right")
