@@ -99,7 +99,7 @@ def measure(config: Config, rounds: int = 21, progress: Progress = silent) -> Co
     threads = config.model.threads or usable_cores()
     torch.set_num_threads(threads)
     folder = ensure(config.model.name, config.model.home, progress=progress)
-    target = Target.load(folder)
+    target = Target.load(folder, config.model.dtype)
     contexts = [context for context in CONTEXTS if context + max(NODES) <= target.window]
     costs = step_costs(target, contexts, rounds)
     pairs = decode_comparison(folder, target, config, max(rounds // 2, 3))

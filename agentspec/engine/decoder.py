@@ -96,7 +96,7 @@ def layer_weights(block: Any, window: int) -> LayerWeights:
 
 
 @torch.inference_mode()
-def compiled_decoder(model: Any, threads: int) -> Decoder:
+def compiled_decoder(model: Any, threads: int, quantised: bool) -> Decoder:
     """The compiled decoder of a model, whose weights it takes: the model itself cannot compute any more."""
     config, inner = model.config, model.model
     shape = Shape(
@@ -118,6 +118,7 @@ def compiled_decoder(model: Any, threads: int) -> Decoder:
         needed(floats(inner.norm.weight)),
         angles(model, config.max_position_embeddings),
         threads,
+        quantised=quantised,
     )
     for layer, block in enumerate(inner.layers):
         decoder.add_layer(layer_weights(block, window_of(config, layer)))

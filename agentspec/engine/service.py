@@ -67,7 +67,7 @@ class Engine:
     @staticmethod
     def from_folder(config: Config, folder: Path, histories: Histories) -> "Engine":
         """An engine on the model in `folder`."""
-        target = Target.load(folder)
+        target = Target.load(folder, config.model.dtype)
         chat = Chat.load(folder)
         model: Any = target.model
         ends = chat.end_tokens(model.config.eos_token_id, getattr(model.generation_config, "eos_token_id", None))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentspec.compiled import compiled
-from agentspec.kernels.cpu.lanes import BYTES, LANES, exponentiate, largest, power
+from agentspec.kernels.cpu.lanes import BYTES, LANES, MOST_ROWS, accumulate, exponentiate, largest, power
 from agentspec.kernels.cpu.memory import floats, integers
 from agentspec.kernels.cpu.product import sweep
 
@@ -69,6 +69,19 @@ def weigh(scores: int, first: int, begin: int, shown: int, end: int) -> tuple[np
 
 
 @compiled
+def score(count: int, queries: int, dim: int, keys: int, values: int, out: int, stride: int) -> None:
+    """Products of `count` queries with a block of keys; meanwhile the block's values, then the next keys, are
+    fetched."""
+    turns = (count + MOST_ROWS - 1) // MOST_ROWS
+    ahead = values
+    for turn in range(turns):
+        first, last = count * turn // turns, count * (turn + 1) // turns
+        place = queries + first * dim * 4
+        accumulate(last - first, place, dim * 4, keys, BYTES, dim, out + first * stride, stride, 1, ahead, BYTES)
+        ahead = keys + dim * BYTES
+
+
+@compiled
 def attend_chunk(
     begin: int,
     queries: int,
@@ -105,8 +118,8 @@ def attend_chunk(
     if window > 0:
         start = max(begin, (length + (first if chain else 0) + 1 - window) // LANES * LANES)
     for block in range(start // LANES, (stop + LANES - 1) // LANES):
-        place = scores + (block * LANES - begin) * 4
-        sweep(count, queries, dim * 4, keys + block * dim * BYTES, BYTES, dim, place, score_stride, 1)
+        place, skipped = scores + (block * LANES - begin) * 4, block * dim * BYTES
+        score(count, queries, dim, keys + skipped, values + skipped, place, score_stride)
     branching = not chain and end > length
     if branching:
         for block in range(length // LANES, (length + rows + LANES - 1) // LANES):

@@ -14,6 +14,7 @@ from agentspec.kernels.cpu.attend import CHUNK, TOGETHER
 from agentspec.kernels.cpu.lanes import BYTES, LANES
 from agentspec.kernels.cpu.passes import CALL, LAYER, MODEL, lead, serve
 from agentspec.kernels.cpu.product import aligned, pack
+from agentspec.kernels.cpu.quantised import pack_quantised, row_bytes
 from agentspec.kernels.cpu.team import SYNC_WORDS
 
 Floats = NDArray[np.float32]
@@ -85,11 +86,18 @@ class Decoder:
         norm: Floats,
         rotary: tuple[Floats, Floats],
         threads: int,
+        *,
+        quantised: bool = False,
     ) -> None:
-        """`rotary` are cosines and sines, (positions, dim / 2); `head` is None where it is the embedding's own."""
+        """`rotary` are cosines and sines, (positions, dim / 2); `head` is None where it is the embedding's own.
+
+        `quantised` rounds the matrices to 8 bits.
+        """
         self.shape = shape
         self.window = len(rotary[0])
         self.threads = threads
+        self.quantised = quantised
+        self._pack = pack_quantised if quantised else pack
         self._width = whole(shape.hidden)
         self._alive: list[Any] = []
         self._layers: list[tuple[int, ...]] = []
@@ -97,7 +105,9 @@ class Decoder:
         self._call = np.zeros(1, CALL)
         self._call["sync"] = self._keep(np.zeros(SYNC_WORDS, np.int64))
         self._bytes = self._keep(np.ones(threads, np.uint8))
-        packed = self._keep(pack(embedding if head is None else head))
+        packed = self._keep(self._pack(embedding if head is None else head))
+        apart = head is not None
+        rows = self._keep((self._pack(embedding) if quantised else embedding) if apart else None) or packed
         self._model = np.zeros(1, MODEL)
         self._model[0] = (
             shape.hidden,
@@ -108,8 +118,9 @@ class Decoder:
             shape.inner,
             shape.vocabulary,
             0,
-            packed if head is None else self._keep(embedding),
-            LANES if head is None else 1,
+            rows,
+            1 if apart else LANES,
+            int(quantised),
             self._keep(norm),
             packed,
             self._keep(rotary[0]),
@@ -128,16 +139,16 @@ class Decoder:
         self._layers.append(
             (
                 self._keep(weights.norm),
-                self._keep(pack(weights.qkv)),
+                self._keep(self._pack(weights.qkv)),
                 self._keep(weights.qkv_bias),
                 self._keep(weights.query_norm),
                 self._keep(weights.key_norm),
-                self._keep(pack(weights.output)),
+                self._keep(self._pack(weights.output)),
                 self._keep(weights.output_bias),
                 self._keep(weights.mlp_norm),
-                self._keep(in_turns(pack(weights.gate), pack(weights.up))),
+                self._keep(in_turns(self._pack(weights.gate), self._pack(weights.up))),
                 self._keep(bias),
-                self._keep(pack(weights.down)),
+                self._keep(self._pack(weights.down)),
                 self._keep(weights.down_bias),
                 weights.window,
             )
@@ -232,9 +243,11 @@ class Decoder:
         together = max(TOGETHER, groups)
         chunks = -(-positions // CHUNK)
         score_stride = (CHUNK + whole(rows) + 3 * LANES) * 4
+        widest = max(shape.hidden, shape.inner, shape.heads * shape.dim)
         path_bytes = whole(2 * rows) * 4
         own_sums_bytes = whole(together * (2 * shape.dim + 4)) * 4
         head_bytes = rows * shape.heads * shape.dim * 4
+        quantised_bytes = whole(rows * row_bytes(widest)) if self.quantised else 0
         sizes = {
             "x": rows * self._width * 4,
             "qkv": rows * (shape.heads + 2 * shape.kv_heads) * shape.dim * 4,
@@ -242,6 +255,7 @@ class Decoder:
             "attended": head_bytes,
             "inner": rows * whole(shape.inner) * 4,
             "normed": self.threads * rows * self._width * 4,
+            "quantised": self.threads * quantised_bytes,
             "tiles": self.threads * 2 * rows * BYTES,
             "scores": self.threads * together * score_stride,
             "paths": self.threads * path_bytes,
@@ -251,7 +265,7 @@ class Decoder:
             "own_sums": self.threads * own_sums_bytes,
         }
         call["score_stride"], call["path_bytes"], call["chunks"] = score_stride, path_bytes, chunks
-        call["own_sums_bytes"] = own_sums_bytes
+        call["own_sums_bytes"], call["quantised_bytes"] = own_sums_bytes, quantised_bytes
         for name, size in sizes.items():
             if name not in self._room or len(self._room[name]) < size:
                 self._room[name] = aligned((size // 4,)).view(np.uint8)

@@ -52,10 +52,11 @@ class Code:
     def __init__(self, builder: Any) -> None:
         self.builder = builder
 
-    def call(self, name: str, result: Any, *arguments: Any) -> Any:
-        """Calls an LLVM intrinsic or a function of the C library."""
+    def call(self, name: str, result: Any, *arguments: Any, flags: Sequence[str] = ()) -> Any:
+        """Calls an LLVM intrinsic or a function of the C library; `flags` are LLVM's fast-math flags."""
         signature = ir.FunctionType(result, [argument.type for argument in arguments])
-        return self.builder.call(cgutils.get_or_insert_function(self.builder.module, signature, name), arguments)
+        function = cgutils.get_or_insert_function(self.builder.module, signature, name)
+        return self.builder.call(function, arguments, fastmath=flags)
 
     def pointer(self, address: Any, kind: Any = VECTOR) -> Any:
         return self.builder.inttoptr(address, ir.PointerType(kind))
@@ -85,8 +86,8 @@ class Code:
         return self.call(f"llvm.fma.{KIND}", VECTOR, a, b, c)
 
     def sum(self, vector: Any) -> Any:
-        """Sum of the lanes, first to last."""
-        return self.call(f"llvm.vector.reduce.fadd.{KIND}", FLOAT, FLOAT(0.0), vector)
+        """Sum of the lanes, in an order that the processor picks, always the same: one by one would take long."""
+        return self.call(f"llvm.vector.reduce.fadd.{KIND}", FLOAT, FLOAT(-0.0), vector, flags=["reassoc"])
 
     def loop(self, count: Any, start: Sequence[Any], body: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
         """Runs `body(index, values)`, which returns the next values, `count` times; returns the last values."""
@@ -232,7 +233,7 @@ def products(
 
 @operation
 def largest(typing: Any, at: Any, vectors: Any) -> Any:
-    """The largest of `vectors` vectors' floats; minus infinity of none."""
+    """The largest of `vectors` vectors' floats; minus infinity of none. What is no number does not count."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         at, vectors = arguments
@@ -243,7 +244,7 @@ def largest(typing: Any, at: Any, vectors: Any) -> Any:
             return [builder.select(builder.fcmp_ordered(">", here, values[0]), here, values[0])]
 
         (most,) = code.loop(vectors, [constant(float("-inf"))], step)
-        return code.call(f"llvm.vector.reduce.fmax.{KIND}", FLOAT, most)
+        return code.call(f"llvm.vector.reduce.fmax.{KIND}", FLOAT, most, flags=["nnan", "nsz"])
 
     return types.float32(ADDRESS, types.int64), build
 

@@ -29,3 +29,9 @@ def floats(address: int, count: int) -> NDArray[np.float32]:
 def integers(address: int, count: int) -> NDArray[np.int64]:
     """`count` int64 at an address."""
     return carray(pointer(address, np.int64(0)), count)  # type: ignore[no-any-return]
+
+
+@compiled
+def small_numbers(address: int, count: int) -> NDArray[np.int8]:
+    """`count` int8 at an address."""
+    return carray(pointer(address, np.int8(0)), count)  # type: ignore[no-any-return]

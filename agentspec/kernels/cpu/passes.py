@@ -13,6 +13,7 @@ from agentspec.kernels.cpu.attend import CHUNK, TOGETHER, attend_chunk, finish, 
 from agentspec.kernels.cpu.lanes import BYTES, LANES, add, copy, fetch_add, gate, send_bytes, square_sum, wait_for_byte
 from agentspec.kernels.cpu.memory import floats, integers
 from agentspec.kernels.cpu.product import sweep
+from agentspec.kernels.cpu.quantised import panel_bytes, quantise, row_bytes, sweep_quantised, unpack_row
 from agentspec.kernels.cpu.team import meet
 
 
@@ -32,6 +33,7 @@ MODEL = record(
     layers="i8",
     embedding="i8",
     embedding_lanes="i8",
+    quantised="i8",
     norm="i8",
     head="i8",
     cosine="i8",
@@ -41,7 +43,8 @@ MODEL = record(
     inverse_dim="f4",
     scaling="f4",
 )
-"""A model's extents and the addresses of what all layers share. `width` is `hidden` filled up to whole vectors."""
+"""A model's extents and the addresses of what all layers share. `width` is `hidden` filled up to whole vectors;
+`quantised` is 1 where matrices are of 8-bit numbers."""
 
 LAYER = record(
     norm="i8",
@@ -75,6 +78,8 @@ CALL = record(
     inner="i8",
     logits="i8",
     normed="i8",
+    quantised="i8",
+    quantised_bytes="i8",
     tiles="i8",
     scores="i8",
     score_stride="i8",
@@ -117,9 +122,30 @@ def fill(rows: int, bias: int, out: int, stride: int) -> None:
 
 
 @compiled
+def prepare(model: Any, rows: int, x: int, stride: int, inputs: int, room: int) -> tuple[int, int]:
+    """Rows as the model's products take them, and their stride: as they are, or rounded, in `room`."""
+    if model.quantised == 0:
+        return x, stride
+    quantise(rows, x, stride, inputs, room)
+    return room, row_bytes(inputs)
+
+
+@compiled
+def multiply(
+    quantised: int, rows: int, x: int, x_stride: int, panel: int, inputs: int, sums: int, stride: int, fresh: int
+) -> None:
+    """The product of prepared rows with one panel, put to `sums` or, unless `fresh`, added."""
+    if quantised != 0:
+        sweep_quantised(rows, x, inputs, panel, sums, stride, fresh)
+    else:
+        sweep(rows, x, x_stride, panel, BYTES, inputs, sums, stride, fresh)
+
+
+@compiled
 def project(
     thread: int,
     threads: int,
+    quantised: int,
     rows: int,
     x: int,
     x_stride: int,
@@ -131,17 +157,19 @@ def project(
     stride: int,
 ) -> None:
     """out = x * weight + bias, this thread's share of the panels."""
+    size = panel_bytes(inputs, quantised)
     for panel in range(panels * thread // threads, panels * (thread + 1) // threads):
         place = out + panel * BYTES
         if bias != 0:
             fill(rows, bias + panel * BYTES, place, stride)
-        sweep(rows, x, x_stride, weight + panel * inputs * BYTES, BYTES, inputs, place, stride, 1 if bias == 0 else 0)
+        multiply(quantised, rows, x, x_stride, weight + panel * size, inputs, place, stride, 1 if bias == 0 else 0)
 
 
 @compiled
 def project_onto(
     thread: int,
     threads: int,
+    quantised: int,
     rows: int,
     x: int,
     x_stride: int,
@@ -154,10 +182,11 @@ def project_onto(
     tile: int,
 ) -> None:
     """out += x * weight + bias, this thread's share of the panels; `tile` holds a panel of `rows` rows."""
+    size = panel_bytes(inputs, quantised)
     for panel in range(panels * thread // threads, panels * (thread + 1) // threads):
         if bias != 0:
             fill(rows, bias + panel * BYTES, tile, BYTES)
-        sweep(rows, x, x_stride, weight + panel * inputs * BYTES, BYTES, inputs, tile, BYTES, 1 if bias == 0 else 0)
+        multiply(quantised, rows, x, x_stride, weight + panel * size, inputs, tile, BYTES, 1 if bias == 0 else 0)
         for row in range(rows):
             add(tile + row * BYTES, out + row * stride + panel * BYTES)
 
@@ -166,6 +195,7 @@ def project_onto(
 def project_gated(
     thread: int,
     threads: int,
+    quantised: int,
     rows: int,
     x: int,
     x_stride: int,
@@ -179,14 +209,15 @@ def project_gated(
 ) -> None:
     """out = silu(gate) * up; gate and up are products whose panels lie in turns in `weight` and `bias`."""
     other = tile + rows * BYTES
+    size = panel_bytes(inputs, quantised)
     for panel in range(panels * thread // threads, panels * (thread + 1) // threads):
-        place = weight + 2 * panel * inputs * BYTES
+        place = weight + 2 * panel * size
         if bias != 0:
             fill(rows, bias + 2 * panel * BYTES, tile, BYTES)
             fill(rows, bias + (2 * panel + 1) * BYTES, other, BYTES)
         fresh = 1 if bias == 0 else 0
-        sweep(rows, x, x_stride, place, BYTES, inputs, tile, BYTES, fresh)
-        sweep(rows, x, x_stride, place + inputs * BYTES, BYTES, inputs, other, BYTES, fresh)
+        multiply(quantised, rows, x, x_stride, place, inputs, tile, BYTES, fresh)
+        multiply(quantised, rows, x, x_stride, place + size, inputs, other, BYTES, fresh)
         for row in range(rows):
             gate(tile + row * BYTES, other + row * BYTES, out + row * stride + panel * BYTES)
 
@@ -210,6 +241,19 @@ def query_number(model: Any, call: Any, row: int, kv_head: int) -> int:
 
 
 @compiled
+def head_number(model: Any, place: int) -> int:
+    """Number of a head among queries, keys and values, in an order where each key follows its queries.
+
+    A thread that takes some of them, for all rows, writes to no line of memory that others write to.
+    """
+    groups = model.heads // model.kv_heads
+    kv_head, part = place // (groups + 2), place % (groups + 2)
+    if part < groups:
+        return int(kv_head * groups + part)
+    return int(model.heads + (part - groups) * model.kv_heads + kv_head)
+
+
+@compiled
 def place_heads(thread: int, threads: int, model: Any, layer: Any, index: int, call: Any) -> None:
     """Turns queries and keys by their positions and writes keys and values behind the cached ones."""
     heads = model.heads + 2 * model.kv_heads
@@ -219,7 +263,7 @@ def place_heads(thread: int, threads: int, model: Any, layer: Any, index: int, c
     stride = heads * dim * 4
     units = call.rows * heads
     for unit in range(units * thread // threads, units * (thread + 1) // threads):
-        row, head = unit // heads, unit % heads
+        row, head = unit % call.rows, head_number(model, unit // call.rows)
         place = call.qkv + row * stride + head * dim * 4
         if head < model.heads:
             groups = model.heads // model.kv_heads
@@ -412,130 +456,92 @@ def embed(thread: int, threads: int, model: Any, call: Any) -> None:
     lanes = model.embedding_lanes
     for row in range(call.rows * thread // threads, call.rows * (thread + 1) // threads):
         out = floats(call.x + row * model.width * 4, model.width)
-        token = tokens[row]
-        source = floats(
-            model.embedding + (token // lanes * model.hidden * lanes + token % lanes) * 4, model.hidden * lanes
-        )
-        for i in range(model.hidden):
-            out[i] = source[i * lanes]
         out[model.hidden :] = np.float32(0)
+        token = tokens[row]
+        if model.quantised != 0:
+            unpack_row(model.embedding, token, model.hidden, call.x + row * model.width * 4)
+        else:
+            place = model.embedding + (token // lanes * model.hidden * lanes + token % lanes) * 4
+            source = floats(place, model.hidden * lanes)
+            for i in range(model.hidden):
+                out[i] = source[i * lanes]
+
+
+@compiled
+def normalise_all(model: Any, call: Any, weight: int, out: int) -> None:
+    """Every row, normalised over its hidden size."""
+    stride = model.width * 4
+    for row in range(call.rows):
+        place, result = call.x + row * stride, out + row * stride
+        normalise(place, weight, model.inverse_hidden, model.epsilon, model.hidden, model.width, result)
+
+
+@compiled
+def run_layer(thread: int, threads: int, model: Any, layer: Any, index: int, call: Any) -> None:
+    """One thread's part of one block, up to the point where all have done theirs."""
+    rows, hidden, quantised = call.rows, model.hidden, model.quantised
+    stride, out_width = model.width * 4, model.heads * model.dim
+    inner_stride = (model.inner + LANES - 1) // LANES * BYTES
+    qkv_width = out_width + 2 * model.kv_heads * model.dim
+    normed = call.normed + thread * rows * stride
+    room = call.quantised + thread * call.quantised_bytes
+    tile = call.tiles + thread * 2 * rows * BYTES
+    normalise_all(model, call, layer.norm, normed)
+    x, x_stride = prepare(model, rows, normed, stride, hidden, room)
+    project(
+        thread, threads, quantised, rows, x, x_stride, layer.qkv, layer.qkv_bias, hidden, qkv_width // LANES,
+        call.qkv, qkv_width * 4,
+    )  # fmt: skip
+    meet(call.sync, threads)
+    place_heads(thread, threads, model, layer, index, call)
+    meet(call.sync, threads)
+    attend_all(thread, model, layer, index, call)
+    meet(call.sync, threads)
+    join_all(thread, threads, model, call)
+    meet(call.sync, threads)
+    x, x_stride = prepare(model, rows, call.attended, out_width * 4, out_width, room)
+    project_onto(
+        thread, threads, quantised, rows, x, x_stride, layer.output, layer.output_bias, out_width,
+        model.width // LANES, call.x, stride, tile,
+    )  # fmt: skip
+    meet(call.sync, threads)
+    normalise_all(model, call, layer.mlp_norm, normed)
+    x, x_stride = prepare(model, rows, normed, stride, hidden, room)
+    project_gated(
+        thread, threads, quantised, rows, x, x_stride, layer.gate_up, layer.gate_up_bias, hidden,
+        inner_stride // BYTES, call.inner, inner_stride, tile,
+    )  # fmt: skip
+    meet(call.sync, threads)
+    x, x_stride = prepare(model, rows, call.inner, inner_stride, model.inner, room)
+    project_onto(
+        thread, threads, quantised, rows, x, x_stride, layer.down, layer.down_bias, model.inner,
+        model.width // LANES, call.x, stride, tile,
+    )  # fmt: skip
+    meet(call.sync, threads)
 
 
 @compiled
 def run_pass(thread: int, threads: int, models: Any, layers: Any, calls: Any) -> None:
     """One thread's part of a pass."""
     model, call = models[0], calls[0]
-    rows, hidden, dim = call.rows, model.hidden, model.dim
     stride = model.width * 4
-    inner_stride = (model.inner + LANES - 1) // LANES * BYTES
-    out_stride = model.heads * dim * 4
-    normed = call.normed + thread * rows * stride
-    tile = call.tiles + thread * 2 * rows * BYTES
-    hidden_panels = model.width // LANES
-    qkv_width = (model.heads + 2 * model.kv_heads) * dim
+    normed = call.normed + thread * call.rows * stride
     embed(thread, threads, model, call)
     meet(call.sync, threads)
     for index in range(model.layers):
-        layer = layers[index]
-        for row in range(rows):
-            normalise(
-                call.x + row * stride,
-                layer.norm,
-                model.inverse_hidden,
-                model.epsilon,
-                hidden,
-                model.width,
-                normed + row * stride,
-            )
-        project(
-            thread,
-            threads,
-            rows,
-            normed,
-            stride,
-            layer.qkv,
-            layer.qkv_bias,
-            hidden,
-            qkv_width // LANES,
-            call.qkv,
-            qkv_width * 4,
-        )
-        meet(call.sync, threads)
-        place_heads(thread, threads, model, layer, index, call)
-        meet(call.sync, threads)
-        attend_all(thread, model, layer, index, call)
-        meet(call.sync, threads)
-        join_all(thread, threads, model, call)
-        meet(call.sync, threads)
-        project_onto(
-            thread,
-            threads,
-            rows,
-            call.attended,
-            out_stride,
-            layer.output,
-            layer.output_bias,
-            model.heads * dim,
-            hidden_panels,
-            call.x,
-            stride,
-            tile,
-        )
-        meet(call.sync, threads)
-        for row in range(rows):
-            normalise(
-                call.x + row * stride,
-                layer.mlp_norm,
-                model.inverse_hidden,
-                model.epsilon,
-                hidden,
-                model.width,
-                normed + row * stride,
-            )
-        project_gated(
-            thread,
-            threads,
-            rows,
-            normed,
-            stride,
-            layer.gate_up,
-            layer.gate_up_bias,
-            hidden,
-            inner_stride // BYTES,
-            call.inner,
-            inner_stride,
-            tile,
-        )
-        meet(call.sync, threads)
-        project_onto(
-            thread,
-            threads,
-            rows,
-            call.inner,
-            inner_stride,
-            layer.down,
-            layer.down_bias,
-            model.inner,
-            hidden_panels,
-            call.x,
-            stride,
-            tile,
-        )
-        meet(call.sync, threads)
+        run_layer(thread, threads, model, layers[index], index, call)
     keep = integers(call.keep, call.kept)
     for i in range(call.kept):
-        normalise(
-            call.x + keep[i] * stride,
-            model.norm,
-            model.inverse_hidden,
-            model.epsilon,
-            hidden,
-            model.width,
-            normed + i * stride,
-        )
+        place, result = call.x + keep[i] * stride, normed + i * stride
+        normalise(place, model.norm, model.inverse_hidden, model.epsilon, model.hidden, model.width, result)
     if call.kept > 0:
         panels = (model.vocabulary + LANES - 1) // LANES
-        project(thread, threads, call.kept, normed, stride, model.head, 0, hidden, panels, call.logits, panels * BYTES)
+        room = call.quantised + thread * call.quantised_bytes
+        x, x_stride = prepare(model, call.kept, normed, stride, model.hidden, room)
+        project(
+            thread, threads, model.quantised, call.kept, x, x_stride, model.head, 0, model.hidden, panels,
+            call.logits, panels * BYTES,
+        )  # fmt: skip
     meet(call.sync, threads)
 
 
