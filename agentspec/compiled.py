@@ -30,9 +30,9 @@ def compiled(function: Kernel) -> Kernel:
     """
     function.__qualname__ += f"-{digest(Path(function.__code__.co_filename).parent)}"
     try:
-        kernel = numba.njit(nogil=True, cache=True)(function)
+        kernel = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
     except RuntimeError:
-        kernel = numba.njit(nogil=True)(function)
+        kernel = numba.njit(nogil=True, error_model="numpy")(function)
     return kernel  # type: ignore[no-any-return]
 
 

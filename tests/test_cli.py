@@ -175,6 +175,14 @@ def test_wrong_setting_is_one_line_and_exit_code_2(
     assert capsys.readouterr().err == "agentspec: AGENTSPEC_SERVER_PORT must be a whole number, got 'many'\n"
 
 
+def test_a_dtype_that_there_is_not_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTSPEC_MODEL_DTYPE", "bfloat16")
+    assert cli.main(["serve"]) == 2
+    assert capsys.readouterr().err == "agentspec: AGENTSPEC_MODEL_DTYPE must be float32 or int8, got 'bfloat16'\n"
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "allowed"),
     [

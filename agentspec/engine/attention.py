@@ -15,11 +15,17 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from agentspec.engine.kv import BLOCK, Slab
+from agentspec.errors import ModelError
 
 NAME = "agentspec_tree"
 
 LONG = 64
 """Rows from which on a segment is a prefill chunk and goes through torch's blocked attention."""
+
+UNDERSTOOD = {
+    "segments", "scaling", "sliding_window", "softcap", "dropout", "position_ids", "use_cache", "output_router_logits",
+}  # fmt: skip
+"""Arguments that models hand to their attention and that are honoured, or change nothing when nothing is trained."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +41,20 @@ class Segment:
     """Row below which each row hangs, -1 for the root; None for a chain."""
 
 
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """What a layer asks of its attention."""
+
+    scaling: float
+    """What scores are multiplied with."""
+
+    window: int | None = None
+    """Positions that a row sees, itself included; None for all."""
+
+    softcap: float | None = None
+    """Scores are bent to stay below this: softcap * tanh(score / softcap)."""
+
+
 def strangers(parent: Sequence[int]) -> Tensor:
     """(nodes, nodes) bool: node i must not see node j, which is neither i nor one of its ancestors."""
     mask = torch.eye(len(parent), dtype=torch.bool)
@@ -44,30 +64,43 @@ def strangers(parent: Sequence[int]) -> Tensor:
     return ~mask
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, scaling: float) -> Tensor:
+def hidden_from(segment: Segment, window: int | None) -> Tensor | None:
+    """(rows, cached + rows) bool: the keys that a row must not see; None where it sees all."""
+    cached, rows = segment.slab.length, len(segment.tokens)
+    if rows == 1 and (window is None or cached < window):
+        return None
+    hidden = torch.zeros(rows, cached + rows, dtype=torch.bool)
+    later = torch.ones(rows, rows, dtype=torch.bool).triu(1) if segment.parents is None else strangers(segment.parents)
+    hidden[:, cached:] = later
+    if window is not None:
+        own = torch.tensor(segment.depths) + cached
+        hidden |= torch.cat([torch.arange(cached), own]) <= own[:, None] - window
+    return hidden
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, manner: Manner) -> Tensor:
     """Attention of one segment's rows over its whole prefix and the rows that are not hidden from them.
 
     q: (heads, rows, dim); k, v: (kv heads, cached + rows, dim); returns (rows, heads, dim).
     """
     heads, rows, dim = q.shape
     groups = heads // k.shape[0]
-    scores = torch.bmm((q * scaling).reshape(k.shape[0], groups * rows, dim), k.transpose(1, 2))
-    if rows > 1:
-        inside = scores.view(k.shape[0], groups, rows, -1)[..., -rows:]
-        later = torch.ones(rows, rows, dtype=torch.bool).triu(1) if hidden is None else hidden
-        inside.masked_fill_(later, float("-inf"))
+    scores = torch.bmm((q * manner.scaling).reshape(k.shape[0], groups * rows, dim), k.transpose(1, 2))
+    if manner.softcap is not None:
+        scores = (scores / manner.softcap).tanh() * manner.softcap
+    if hidden is not None:
+        scores.view(k.shape[0], groups, rows, -1).masked_fill_(hidden, float("-inf"))
     return torch.bmm(scores.softmax(-1), v).view(heads, rows, dim).transpose(0, 1)
 
 
-def attend_chunk(q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
-    """`attend` for a causal chunk of many rows."""
-    rows, total = q.shape[1], k.shape[1]
-    seen = torch.ones(rows, total, dtype=torch.bool).tril(total - rows)
+def attend_chunk(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, scaling: float) -> Tensor:
+    """`attend` for a causal chunk of many rows, without a soft cap."""
+    seen = None if hidden is None else ~hidden
     out = scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=seen, scale=scaling, enable_gqa=True)
     return out[0].transpose(0, 1)
 
 
-def attend_segments(q: Tensor, k: Tensor, v: Tensor, segments: Sequence[Segment], layer: int, scaling: float) -> Tensor:
+def attend_segments(q: Tensor, k: Tensor, v: Tensor, segments: Sequence[Segment], layer: int, manner: Manner) -> Tensor:
     """Writes the rows' keys and values behind their slabs' committed part, then attends segment by segment.
 
     q: (heads, rows, dim), k, v: (kv heads, rows, dim): all segments' rows side by side; returns (rows, heads, dim).
@@ -83,11 +116,11 @@ def attend_segments(q: Tensor, k: Tensor, v: Tensor, segments: Sequence[Segment]
         values[:, place // BLOCK, place % BLOCK] = v[:, start:stop]
         keys = keys.transpose(2, 3).flatten(1, 2)[:, :total]
         values = values.flatten(1, 2)[:, :total]
-        if rows >= LONG and segment.parents is None:
-            out.append(attend_chunk(q[:, start:stop], keys, values, scaling))
+        hidden = hidden_from(segment, manner.window)
+        if rows >= LONG and segment.parents is None and manner.softcap is None:
+            out.append(attend_chunk(q[:, start:stop], keys, values, hidden, manner.scaling))
         else:
-            hidden = None if segment.parents is None else strangers(segment.parents)
-            out.append(attend(q[:, start:stop], keys, values, hidden, scaling))
+            out.append(attend(q[:, start:stop], keys, values, hidden, manner))
         start = stop
     return out[0] if len(out) == 1 else torch.cat(out)
 
@@ -95,9 +128,16 @@ def attend_segments(q: Tensor, k: Tensor, v: Tensor, segments: Sequence[Segment]
 def tree_attention(
     module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **arguments: Any
 ) -> tuple[Tensor, None]:
-    """The function that transformers calls: q, k and v have a leading batch dimension of 1, as has the result."""
+    """The function that transformers calls: q, k and v have a leading batch dimension of 1, as has the result.
+
+    Raises `ModelError` where the model asks for attention of another kind.
+    """
+    strange = sorted(name for name in set(arguments) - UNDERSTOOD if arguments[name] is not None)
+    if strange or not getattr(module, "is_causal", True):
+        raise ModelError(f"attention with {', '.join(strange) or 'sight of later tokens'} is not supported")
     layer: int = module.layer_idx  # type: ignore[assignment]
-    out = attend_segments(q[0], k[0], v[0], arguments["segments"], layer, arguments["scaling"])
+    manner = Manner(arguments["scaling"], arguments.get("sliding_window"), arguments.get("softcap"))
+    out = attend_segments(q[0], k[0], v[0], arguments["segments"], layer, manner)
     return out.unsqueeze(0), None
 
 

@@ -64,12 +64,11 @@ def needed(array: Floats | None) -> Floats:
     return array
 
 
-def window_of(config: Any, layer: int) -> int:
-    """Positions that a layer's attention sees, the row itself included; 0 for all."""
-    kinds = getattr(config, "layer_types", None)
-    if kinds is not None and kinds[layer] != "sliding_attention":
-        return 0
-    return (getattr(config, "sliding_window", None) or 0) if getattr(config, "use_sliding_window", True) else 0
+def window_of(attention: Any, config: Any) -> int:
+    """Positions that a layer sees, the row itself included, 0 for all: what its `forward` hands to its attention,
+    whatever else the configuration says."""
+    window = config.sliding_window if config.model_type == "mistral" else getattr(attention, "sliding_window", None)
+    return window or 0
 
 
 def layer_weights(block: Any, window: int) -> LayerWeights:
@@ -120,8 +119,8 @@ def compiled_decoder(model: Any, threads: int, quantised: bool) -> Decoder:
         threads,
         quantised=quantised,
     )
-    for layer, block in enumerate(inner.layers):
-        decoder.add_layer(layer_weights(block, window_of(config, layer)))
+    for block in inner.layers:
+        decoder.add_layer(layer_weights(block, window_of(block.self_attn, config)))
         release(block)
     release(inner.embed_tokens)
     release(model.lm_head)

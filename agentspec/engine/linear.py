@@ -36,8 +36,10 @@ class FirstOfFused(nn.Module):
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         super().__init__()
         self.sizes = [linear.out_features for linear in linears]
-        biases = [linear.bias for linear in linears]
-        bias = None if any(b is None for b in biases) else torch.cat([b.detach() for b in biases])
+        bias = None
+        if any(linear.bias is not None for linear in linears):
+            zeros = [linear.weight.new_zeros(linear.out_features) for linear in linears]
+            bias = torch.cat([z if x.bias is None else x.bias.detach() for x, z in zip(linears, zeros, strict=True)])
         self.all = PackedLinear(torch.cat([linear.weight.detach() for linear in linears]), bias)
         self.rest = [RestOfFused() for _ in linears[1:]]
 

@@ -12,8 +12,8 @@ from transformers.utils import logging as transformers_logging
 
 from agentspec.config import Dtype
 from agentspec.engine.attention import NAME, Segment
-from agentspec.engine.decoder import compiled_decoder, compiled_forward, head_dim, is_compilable, window_of
-from agentspec.engine.kv import KVShape
+from agentspec.engine.decoder import compiled_decoder, compiled_forward, head_dim, is_compilable
+from agentspec.engine.kv import KVShape, Slab
 from agentspec.engine.linear import prepack
 from agentspec.errors import ModelError
 from agentspec.kernels.cpu.decoder import Decoder
@@ -28,12 +28,16 @@ def quiet_transformers() -> None:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def refuse_unknown_attention(config: Any) -> None:
-    """Raises `ModelError` for attention that `tree_attention` would compute wrongly."""
-    windows = any(window_of(config, layer) for layer in range(config.num_hidden_layers))
-    if windows or getattr(config, "attn_logit_softcapping", None):
-        kind = "a sliding window" if windows else "capped logits"
-        raise ModelError(f"models of type {config.model_type} with {kind} in their attention are not supported yet")
+def check_shape(config: Any) -> None:
+    """Raises `ModelError` for extents that no decoder has."""
+    heads, shared = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    if config.num_hidden_layers < 1 or heads < 1 or (shared is not None and (shared < 1 or heads % shared)):
+        raise ModelError(
+            f"a model of {config.num_hidden_layers} layers, {heads} heads and {shared} key and value heads is not whole"
+        )
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
+        raise ModelError(f"layers of {', '.join(sorted(kinds))} are not supported")
 
 
 class Target:
@@ -44,10 +48,13 @@ class Target:
         """Takes over `model`, which must have been loaded with `attn_implementation=NAME`.
 
         `compiled=False` leaves the passes to the model's own `forward` where the compiled decoder knows the model too.
-        Where int8 is asked for and cannot be had, the log says so and `self.dtype` is float32.
+        Where int8 is asked for and cannot be had, the log says so and `self.dtype` is float32. Raises `ModelError`
+        for a model that cannot be computed here.
         """
         config: Any = model.config
-        self.shape = KVShape(config.num_hidden_layers, config.num_key_value_heads, head_dim(config))
+        check_shape(config)
+        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.shape = KVShape(config.num_hidden_layers, kv_heads, head_dim(config))
         self.window: int = config.max_position_embeddings
         self.vocabulary: int = config.vocab_size
         self.model = model.eval()
@@ -60,8 +67,24 @@ class Target:
         if compiled:
             self.decoder = compiled_decoder(self.model, torch.get_num_threads(), self.dtype == Dtype.INT8)
         else:
-            refuse_unknown_attention(config)
             prepack(self.model)
+            self._try_out()
+
+    @torch.inference_mode()
+    def _try_out(self) -> None:
+        """One token through the model's own `forward`: raises `ModelError` unless every layer's attention is ours."""
+        slab = Slab(self.shape)
+        slab.reserve(1)
+        slab.k.fill_(float("nan"))
+        kind = self.model.config.model_type  # type: ignore[union-attr]
+        try:
+            self.forward([Segment(slab, (0,), (0,), None)], [0])
+        except ModelError as error:
+            raise ModelError(f"{kind} models: {error.message}") from error
+        except (RuntimeError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+            raise ModelError(f"{kind} models cannot be computed here: {error}") from error
+        if bool(slab.k[:, :, 0, :, 0].isnan().any()):
+            raise ModelError(f"{kind} models do not let their attention be replaced")
 
     @staticmethod
     def load(folder: Path, dtype: Dtype = Dtype.FLOAT32) -> "Target":
@@ -71,7 +94,7 @@ class Target:
             model = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=torch.float32, attn_implementation=NAME, local_files_only=True
             )
-        except (OSError, ValueError) as error:
+        except Exception as error:  # whatever a broken or foreign configuration makes its family's code raise
             raise ModelError(f"cannot load a model from {folder}: {error}") from error
         return Target(model, dtype=dtype)
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from agentspec.engine.attention import attend, attend_chunk, strangers
+from agentspec.engine.attention import Manner, attend, attend_chunk, strangers
 
 
 def slow(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, parent: list[int], scaling: float) -> torch.Tensor:
@@ -29,14 +29,14 @@ def test_tree_attention_equals_its_slow_twin(cached: int, heads: tuple[int, int]
     rows, dim = len(parent), 8
     q = torch.randn(heads[0], rows, dim)
     k, v = torch.randn(heads[1], cached + rows, dim), torch.randn(heads[1], cached + rows, dim)
-    hidden = strangers(parent) if rows > 1 else None
-    torch.testing.assert_close(attend(q, k, v, hidden, 0.3), slow(q, k, v, parent, 0.3), atol=1e-5, rtol=1e-5)
+    hidden = torch.cat([torch.zeros(rows, cached, dtype=torch.bool), strangers(parent)], 1) if rows > 1 else None
+    torch.testing.assert_close(attend(q, k, v, hidden, Manner(0.3)), slow(q, k, v, parent, 0.3), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("cached", [0, 5])
 def test_a_chunk_is_a_chain(cached: int) -> None:
     rows = 70
     q, k, v = torch.randn(6, rows, 8), torch.randn(2, cached + rows, 8), torch.randn(2, cached + rows, 8)
-    chain = attend(q, k, v, None, 0.3)
-    torch.testing.assert_close(attend_chunk(q, k, v, 0.3), chain, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(chain, attend(q, k, v, strangers([-1, *range(rows - 1)]), 0.3))
+    hidden = torch.ones(rows, cached + rows, dtype=torch.bool).triu(cached + 1)
+    chain = attend(q, k, v, hidden, Manner(0.3))
+    torch.testing.assert_close(attend_chunk(q, k, v, hidden, 0.3), chain, atol=1e-5, rtol=1e-5)

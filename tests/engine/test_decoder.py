@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -13,21 +14,39 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
+from agentspec.config import Dtype
 from agentspec.engine.attention import NAME, Segment
 from agentspec.engine.decoder import is_compilable
 from agentspec.engine.kv import Slab
+from agentspec.engine.linear import FirstOfFused
 from agentspec.engine.target import Target
 from agentspec.errors import ModelError
+from agentspec.kernels.cpu.dots import GROUP, can_quantise
+from agentspec.kernels.cpu.quantised import rounded
 
 SIZES: dict[str, Any] = {
     "hidden_size": 128,
@@ -110,6 +129,66 @@ def test_the_compiled_decoder_computes_what_the_model_computes(name: str) -> Non
         torch.testing.assert_close(mine, expected, atol=5e-5, rtol=1e-5)
 
 
+def by_transformers(model: Any, tokens: Sequence[int], linear: type = torch.nn.Linear) -> torch.Tensor:
+    """Logits of all tokens, computed by transformers alone."""
+    plain = type(model)(model.config)
+    plain.load_state_dict(model.state_dict())
+    for module in plain.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.__class__ = linear
+    plain.set_attn_implementation("eager")
+    with torch.no_grad():
+        logits: torch.Tensor = plain.eval()(torch.tensor([list(tokens)])).logits[0]
+    return logits
+
+
+def whole_numbers(values: torch.Tensor) -> torch.Tensor:
+    """Rounded to 8 bits in groups along the last dimension, and back."""
+    size = values.shape[-1]
+    groups = torch.nn.functional.pad(values, (0, -size % GROUP)).reshape(*values.shape[:-1], -1, GROUP).numpy()
+    numbers, scales = rounded(groups)
+    return torch.from_numpy(numbers * scales[..., None]).flatten(-2)[..., :size].float()
+
+
+class RoundedLinear(torch.nn.Linear):
+    """Multiplies what is rounded, in floats."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(whole_numbers(x.detach()), self.weight, self.bias)
+
+
+@pytest.mark.skipif(not can_quantise(), reason="this processor multiplies bytes no faster")
+@pytest.mark.parametrize("name", MODELS)
+def test_int8_computes_what_a_model_of_rounded_linears_computes(name: str) -> None:
+    twin = made(name)
+    with torch.no_grad():
+        for module in twin.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.__class__ = RoundedLinear
+                module.weight.copy_(whole_numbers(module.weight))
+            if isinstance(module, torch.nn.Embedding) and not twin.config.tie_word_embeddings:
+                module.weight.copy_(whole_numbers(module.weight))
+    target = Target(made(name), dtype=Dtype.INT8)
+    assert target.dtype == Dtype.INT8
+    tokens = torch.randint(0, 61, (40,)).tolist()
+    with torch.no_grad():
+        expected = by_transformers(twin, tokens, RoundedLinear)
+    logits = target.forward([Segment(Slab(target.shape), tuple(tokens), tuple(range(40)), None)], range(40))
+    plain = by_transformers(made(name), tokens)
+    distance, rounding = (logits - expected).abs().mean(), (plain - expected).abs().mean()
+    assert 0 < rounding < 0.3 * plain.std()
+    assert distance < 0.2 * rounding
+
+
+def test_int8_that_cannot_be_had_is_said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = LlamaForCausalLM(LlamaConfig(**SIZES, hidden_act="gelu"))
+    assert Target(odd, dtype=Dtype.INT8).dtype == Dtype.FLOAT32
+    assert "not of llama models yet" in caplog.text
+    monkeypatch.setattr("agentspec.engine.target.can_quantise", lambda: False)
+    assert Target(made("qwen2"), dtype=Dtype.INT8).dtype == Dtype.FLOAT32
+    assert "multiplies bytes no faster" in caplog.text
+
+
 def test_a_model_with_a_window_computes_what_transformers_computes() -> None:
     torch.manual_seed(3)
     plain: Any = MistralForCausalLM(MistralConfig(**{**SIZES, "attn_implementation": "eager"}, sliding_window=37))
@@ -129,11 +208,12 @@ def test_a_model_with_a_window_computes_what_transformers_computes() -> None:
         slab.commit([0])
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
+@pytest.fixture(scope="module", params=list(Dtype))
+def target(request: pytest.FixtureRequest) -> Target:
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
-    made_target = Target(made("llama tied, biased, scaled"))
+    made_target = Target(made("llama tied, biased, scaled"), dtype=request.param)
+    assert made_target.dtype == request.param or not can_quantise()
     torch.set_num_threads(threads)
     return made_target
 
@@ -242,6 +322,7 @@ def test_what_is_out_of_range_fails_before_anything_is_computed(target: Target, 
 
 
 def test_threads_end_with_their_decoder() -> None:
+    gc.collect()
     before = threading.active_count()
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
@@ -280,6 +361,144 @@ def test_what_the_compiled_decoder_does_not_know_runs_on_its_own_forward() -> No
     assert Target(narrow).decoder is None
 
 
-def test_attention_that_would_come_out_wrong_is_refused() -> None:
-    with pytest.raises(ModelError, match="sliding window"):
-        Target(MistralForCausalLM(MistralConfig(**{**SIZES, "hidden_size": 24}, sliding_window=8)))
+def made_with(config: type, model: type, **changes: Any) -> Any:
+    torch.manual_seed(4)
+    return model(config(**{**SIZES, **changes}))
+
+
+WINDOWS: dict[str, Callable[[], Any]] = {
+    "llama has none": lambda: made_with(LlamaConfig, LlamaForCausalLM, sliding_window=9, use_sliding_window=True),
+    "llama by layer has none": lambda: made_with(
+        LlamaConfig, LlamaForCausalLM, sliding_window=9, layer_types=["sliding_attention"] * 3
+    ),
+    "mistral": lambda: made_with(MistralConfig, MistralForCausalLM, sliding_window=9),
+    "mistral cannot switch off": lambda: made_with(
+        MistralConfig, MistralForCausalLM, sliding_window=9, use_sliding_window=False
+    ),
+    "qwen2 by layer": lambda: made_with(
+        Qwen2Config, Qwen2ForCausalLM, sliding_window=9, use_sliding_window=True, max_window_layers=1
+    ),
+    "qwen2 switched off": lambda: made_with(Qwen2Config, Qwen2ForCausalLM, sliding_window=9, use_sliding_window=False),
+    "qwen3 by layer": lambda: made_with(
+        Qwen3Config,
+        Qwen3ForCausalLM,
+        head_dim=32,
+        sliding_window=9,
+        use_sliding_window=True,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+    ),
+    "gemma 3": lambda: made_with(
+        Gemma3TextConfig, Gemma3ForCausalLM, head_dim=32, sliding_window=9, sliding_window_pattern=2
+    ),
+    "gemma 2 with soft caps": lambda: made_with(
+        Gemma2Config, Gemma2ForCausalLM, head_dim=32, sliding_window=9, attn_logit_softcapping=2.0
+    ),
+    "phi 3": lambda: made_with(Phi3Config, Phi3ForCausalLM, sliding_window=9, pad_token_id=0),
+    "smollm 3": lambda: made_with(
+        SmolLM3Config, SmolLM3ForCausalLM, pad_token_id=0, no_rope_layers=[1, 0, 1], use_sliding_window=False
+    ),
+}
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("name", WINDOWS)
+def test_every_family_sees_what_transformers_lets_it_see(name: str, compiled: bool) -> None:
+    tokens = torch.randint(0, 61, (100,)).tolist()
+    expected = by_transformers(WINDOWS[name](), tokens)
+    target = Target(WINDOWS[name](), compiled=compiled)
+    slab = Slab(target.shape)
+    first = target.forward([Segment(slab, tuple(tokens[:80]), tuple(range(80)), None)], range(80))
+    torch.testing.assert_close(first, expected[:80], atol=5e-5, rtol=1e-4)
+    slab.commit(range(80))
+    tree = Segment(slab, (tokens[80], 3, tokens[81], tokens[82]), (0, 1, 1, 2), (-1, 0, 0, 2))
+    torch.testing.assert_close(target.forward([tree], [0, 2, 3]), expected[80:83], atol=5e-5, rtol=1e-4)
+    slab.commit([0, 2, 3])
+    for at in range(83, 90):
+        alone = target.forward([Segment(slab, (tokens[at],), (0,), None)], [0])
+        torch.testing.assert_close(alone[0], expected[at], atol=5e-5, rtol=1e-4)
+        slab.commit([0])
+
+
+@pytest.mark.parametrize(
+    ("config", "model", "changes"),
+    [
+        (GptOssConfig, GptOssForCausalLM, {"num_local_experts": 2}),
+        (BloomConfig, BloomForCausalLM, {}),
+        (Llama4TextConfig, Llama4ForCausalLM, {"pad_token_id": 0, "num_local_experts": 2}),
+    ],
+)
+def test_attention_that_would_come_out_wrong_is_refused(config: type, model: type, changes: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match=r"s_aux|let their attention be replaced|chunked_attention"):
+        Target(made_with(config, model, **changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_attention_heads": 4, "num_key_value_heads": 3},
+        {"num_attention_heads": 2, "num_key_value_heads": 4},
+        {"num_hidden_layers": 0},
+    ],
+    ids=str,
+)
+def test_a_shape_that_is_not_whole_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match="not whole"):
+        Target(made_with(LlamaConfig, LlamaForCausalLM, head_dim=32, **changes))
+
+
+def test_a_bias_of_one_projection_only_is_kept() -> None:
+    torch.manual_seed(2)
+    first, second = torch.nn.Linear(8, 4), torch.nn.Linear(8, 6, bias=False)
+    x = torch.randn(3, 8)
+    fused = FirstOfFused([first, second])
+    torch.testing.assert_close(fused(x), first(x))
+    torch.testing.assert_close(fused.rest[0](x), second(x))
+
+
+@pytest.mark.parametrize("broken", ["no number", "zero row"])
+def test_numbers_that_are_none_end_no_thread(broken: str) -> None:
+    """An exception in one thread's compiled code would leave the others waiting for ever."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    model = made_with(MistralConfig, MistralForCausalLM, sliding_window=9, rms_norm_eps=0.0)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[5] = float("nan") if broken == "no number" else 0.0
+    mine = Target(model)
+    torch.set_num_threads(threads)
+    broken_run, other = (Segment(Slab(mine.shape), tokens, (0, 1), None) for tokens in ((1, 5), (1, 2)))
+    logits = mine.forward([broken_run, other], [1, 3])
+    assert logits[0].isnan().all()
+    assert not logits[1].isnan().any()
+
+
+def test_a_forked_process_is_told_and_holds_nobody_up(tiny_model: Path) -> None:
+    program = f"""
+import os, signal, sys, time, torch
+torch.set_num_threads(2)
+from pathlib import Path
+from agentspec.engine.attention import Segment
+from agentspec.engine.kv import Slab
+from agentspec.engine.linear import FirstOfFused
+from agentspec.engine.target import Target
+target = Target.load(Path({str(tiny_model)!r}))
+def compute():
+    return target.forward([Segment(Slab(target.shape), (1,), (0,), None)], [0])
+compute()
+child = os.fork()
+if child == 0:
+    try:
+        compute()
+    except RuntimeError as error:
+        os.write(1, str(error).encode())
+    os.read(0, 1)
+    os._exit(0)
+compute()
+del target
+os.close(0)
+print("free", flush=True)
+"""
+    process = subprocess.Popen([sys.executable, "-W", "ignore", "-c", program], stdin=PIPE, stdout=PIPE, text=True)
+    assert process.wait(timeout=60) == 0
+    out, _ = process.communicate("x", timeout=60)
+    assert "only in the process that started it" in out
+    assert "free" in out

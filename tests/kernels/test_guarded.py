@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import agentspec.kernels.cpu.decoder as decoder_module
+from agentspec.config import Dtype
 from agentspec.engine.attention import NAME, Segment
 from agentspec.engine.kv import Slab
 from agentspec.engine.target import Target
@@ -61,8 +62,8 @@ def tree(dice: random.Random, size: int) -> tuple[tuple[int, ...], tuple[int, ..
 
 
 @pytest.mark.parametrize("name", HEADS)
-@pytest.mark.parametrize("threads", [1, 3])
-def test_guards_stay_as_they_are(monkeypatch: pytest.MonkeyPatch, name: str, threads: int) -> None:
+@pytest.mark.parametrize(("threads", "dtype"), [(1, Dtype.FLOAT32), (3, Dtype.FLOAT32), (3, Dtype.INT8)])
+def test_guards_stay_as_they_are(monkeypatch: pytest.MonkeyPatch, name: str, threads: int, dtype: Dtype) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     make: Any = LlamaConfig
@@ -75,7 +76,7 @@ def test_guards_stay_as_they_are(monkeypatch: pytest.MonkeyPatch, name: str, thr
         attn_implementation=NAME,
         **HEADS[name],
     )
-    target = Target(LlamaForCausalLM(config))
+    target = Target(LlamaForCausalLM(config), dtype=dtype)
     torch.set_num_threads(before)
     assert target.decoder is not None
     guarded = Guarded()

@@ -19,6 +19,19 @@ from agentspec.kernels.cpu.team import SYNC_WORDS
 
 Floats = NDArray[np.float32]
 
+WRITE_ENDS: set[int] = set()
+"""The pipes that this process wakes its helping threads through."""
+
+
+def leave_to_parent() -> None:
+    """In a forked process: threads wait until the last write end of their pipe is closed, and this one's are copies."""
+    for pipe in WRITE_ENDS:
+        os.close(pipe)
+    WRITE_ENDS.clear()
+
+
+os.register_at_fork(after_in_child=leave_to_parent)
+
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
@@ -165,14 +178,19 @@ class Decoder:
             helper = threading.Thread(target=help_out, args=arguments, name=f"decoder-{thread}", daemon=True)
             helper.start()
             helpers.append(helper)
-        weakref.finalize(self, dismiss, self._pipe, reading, helpers)
+        WRITE_ENDS.add(self._pipe)
+        self._process = os.getpid()
+        weakref.finalize(self, dismiss, self._process, self._pipe, reading, helpers)
 
     def forward(self, segments: Sequence[Rows], keep: Sequence[int]) -> Floats:
         """Logits (len(keep), vocabulary) of the kept rows, numbered over all segments in order.
 
         Writes each row's key and value behind the cached ones of its sequence. Raises `IndexError`, and computes
-        nothing, for a token, a position, a kept row or a parent that there is not, and for rows without room.
+        nothing, for a token, a position, a kept row or a parent that there is not, and for rows without room;
+        `RuntimeError` in a forked process, which has no helping threads.
         """
+        if os.getpid() != self._process:
+            raise RuntimeError("a decoder computes only in the process that started it")
         rows = sum(len(segment.tokens) for segment in segments)
         logits = np.empty((len(keep), whole(self.shape.vocabulary)), np.float32)
         words = self._describe(segments, keep, rows)
@@ -312,8 +330,11 @@ def help_out(reading: int, alive: list[Any], *arguments: Any) -> None:
     serve(reading, buffer.ctypes.data, *arguments)
 
 
-def dismiss(pipe: int, reading: int, helpers: list[threading.Thread]) -> None:
+def dismiss(process: int, pipe: int, reading: int, helpers: list[threading.Thread]) -> None:
     """End the helping threads, before the interpreter ends: a thread that came back later would abort the process."""
+    if os.getpid() != process:
+        return
+    WRITE_ENDS.discard(pipe)
     os.close(pipe)
     for helper in helpers:
         if helper is not threading.current_thread():
