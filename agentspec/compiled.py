@@ -1,12 +1,13 @@
 """How kernels are compiled: to machine code at their first call, kept on disk where a folder can be written."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
+from numba import types
 from numba.extending import intrinsic
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
@@ -33,7 +34,19 @@ def compiled(function: Kernel) -> Kernel:
         kernel = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
     except RuntimeError:
         kernel = numba.njit(nogil=True, error_model="numpy")(function)
+    widen_constants(kernel)
     return kernel  # type: ignore[no-any-return]
+
+
+def widen_constants(kernel: Any) -> None:
+    """Calls from compiled code with constants use the version for any number: numba would compile the kernel, and all
+    that it calls, once more for each constant."""
+    find = kernel.get_call_template
+
+    def find_widened(args: Sequence[Any], kws: Mapping[str, Any]) -> Any:
+        return find([types.unliteral(kind) for kind in args], {name: types.unliteral(kws[name]) for name in kws})
+
+    kernel.get_call_template = find_widened
 
 
 def operation(builder: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,6 +1,6 @@
 """Attention of ragged token trees over slabs, registered with transformers so that any decoder runs on it.
 
-Keyword arguments of a model's `forward` reach the registered function, so the batch travels as `segments`
+Keyword arguments of a model's `forward` reach the registered function, so the `Batch` travels as `segments`
 and the model's own cache and mask machinery stay out of the way.
 """
 
@@ -39,6 +39,20 @@ class Segment:
 
     parents: tuple[int, ...] | None
     """Row below which each row hangs, -1 for the root; None for a chain."""
+
+
+class Batch:
+    """The segments of one pass, and what their rows must not see, worked out once for all layers of a kind."""
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self.segments = segments
+        self._hidden: dict[int | None, list[Tensor | None]] = {}
+
+    def hidden(self, window: int | None) -> list[Tensor | None]:
+        """For each segment, `hidden_from` it."""
+        if window not in self._hidden:
+            self._hidden[window] = [hidden_from(segment, window) for segment in self.segments]
+        return self._hidden[window]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +114,14 @@ def attend_chunk(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, scaling
     return out[0].transpose(0, 1)
 
 
-def attend_segments(q: Tensor, k: Tensor, v: Tensor, segments: Sequence[Segment], layer: int, manner: Manner) -> Tensor:
+def attend_segments(q: Tensor, k: Tensor, v: Tensor, batch: Batch, layer: int, manner: Manner) -> Tensor:
     """Writes the rows' keys and values behind their slabs' committed part, then attends segment by segment.
 
     q: (heads, rows, dim), k, v: (kv heads, rows, dim): all segments' rows side by side; returns (rows, heads, dim).
     """
     out = []
     start = 0
-    for segment in segments:
+    for segment, hidden in zip(batch.segments, batch.hidden(manner.window), strict=True):
         slab, rows = segment.slab, len(segment.tokens)
         stop, total = start + rows, slab.length + rows
         place = torch.arange(slab.length, total)
@@ -116,7 +130,6 @@ def attend_segments(q: Tensor, k: Tensor, v: Tensor, segments: Sequence[Segment]
         values[:, place // BLOCK, place % BLOCK] = v[:, start:stop]
         keys = keys.transpose(2, 3).flatten(1, 2)[:, :total]
         values = values.flatten(1, 2)[:, :total]
-        hidden = hidden_from(segment, manner.window)
         if rows >= LONG and segment.parents is None and manner.softcap is None:
             out.append(attend_chunk(q[:, start:stop], keys, values, hidden, manner.scaling))
         else:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from agentspec.engine.attention import Segment
+from agentspec.engine.linear import joined_bias
 from agentspec.kernels.cpu.decoder import Decoder, Floats, LayerWeights, Rows, Shape
 from agentspec.kernels.cpu.lanes import LANES, can_compute
 
@@ -45,12 +46,6 @@ def floats(tensor: Tensor | None) -> Floats | None:
     return array
 
 
-def joined(tensors: Sequence[Tensor | None]) -> Floats | None:
-    """Weights one below the other; None if one is missing."""
-    present = [tensor for tensor in tensors if tensor is not None]
-    return floats(torch.cat(present)) if len(present) == len(tensors) else None
-
-
 def angles(model: Any, window: int) -> tuple[Floats, Floats]:
     """Cosines and sines of every position up to `window`, (window, dim / 2)."""
     cosine, sine = model.model.rotary_emb(torch.zeros(1), torch.arange(window).unsqueeze(0))
@@ -77,13 +72,13 @@ def layer_weights(block: Any, window: int) -> LayerWeights:
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     return LayerWeights(
         norm=needed(floats(block.input_layernorm.weight)),
-        qkv=needed(joined([projection.weight for projection in projections])),
+        qkv=needed(floats(torch.cat([projection.weight for projection in projections]))),
         output=needed(floats(attention.o_proj.weight)),
         mlp_norm=needed(floats(block.post_attention_layernorm.weight)),
         gate=needed(floats(mlp.gate_proj.weight)),
         up=needed(floats(mlp.up_proj.weight)),
         down=needed(floats(mlp.down_proj.weight)),
-        qkv_bias=joined([projection.bias for projection in projections]),
+        qkv_bias=floats(joined_bias(projections)),
         output_bias=floats(attention.o_proj.bias),
         gate_bias=floats(mlp.gate_proj.bias),
         up_bias=floats(mlp.up_proj.bias),

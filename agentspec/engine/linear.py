@@ -5,6 +5,7 @@ whatever the number of rows (measured: `agentspec bench cost`, `tests/engine/tes
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,17 +31,21 @@ class PackedLinear(nn.Module):
         return product
 
 
+def joined_bias(linears: Sequence[Any]) -> Tensor | None:
+    """The biases of several linears one behind the other, zeros for one that has none; None if none has."""
+    if all(linear.bias is None for linear in linears):
+        return None
+    zeros = [linear.weight.new_zeros(linear.out_features) for linear in linears]
+    return torch.cat([z if x.bias is None else x.bias.detach() for x, z in zip(linears, zeros, strict=True)])
+
+
 class FirstOfFused(nn.Module):
     """The first of several linears of one input: computes all of them and hands the rest to its siblings."""
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         super().__init__()
         self.sizes = [linear.out_features for linear in linears]
-        bias = None
-        if any(linear.bias is not None for linear in linears):
-            zeros = [linear.weight.new_zeros(linear.out_features) for linear in linears]
-            bias = torch.cat([z if x.bias is None else x.bias.detach() for x, z in zip(linears, zeros, strict=True)])
-        self.all = PackedLinear(torch.cat([linear.weight.detach() for linear in linears]), bias)
+        self.all = PackedLinear(torch.cat([linear.weight.detach() for linear in linears]), joined_bias(linears))
         self.rest = [RestOfFused() for _ in linears[1:]]
 
     def forward(self, x: Tensor) -> Tensor:

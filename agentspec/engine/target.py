@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from agentspec.config import Dtype
-from agentspec.engine.attention import NAME, Segment
+from agentspec.engine.attention import NAME, Batch, Segment
 from agentspec.engine.decoder import compiled_decoder, compiled_forward, head_dim, is_compilable
 from agentspec.engine.kv import KVShape, Slab
 from agentspec.engine.linear import prepack
@@ -30,6 +30,9 @@ def quiet_transformers() -> None:
 
 def check_shape(config: Any) -> None:
     """Raises `ModelError` for extents that no decoder has."""
+    for name in ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings", "vocab_size"):
+        if not isinstance(getattr(config, name, None), int):
+            raise ModelError(f"{config.model_type} models are not supported: their configuration has no {name}")
     heads, shared = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
     if config.num_hidden_layers < 1 or heads < 1 or (shared is not None and (shared < 1 or heads % shared)):
         raise ModelError(
@@ -115,7 +118,7 @@ class Target:
             position_ids=positions.unsqueeze(0),
             use_cache=False,
             logits_to_keep=torch.tensor(keep, dtype=torch.long),
-            segments=segments,
+            segments=Batch(segments),
         )
         logits: Tensor = output.logits[0]
         return logits

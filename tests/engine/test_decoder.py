@@ -26,6 +26,8 @@ from transformers import (
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     Phi3Config,
@@ -425,10 +427,11 @@ def test_every_family_sees_what_transformers_lets_it_see(name: str, compiled: bo
         (GptOssConfig, GptOssForCausalLM, {"num_local_experts": 2}),
         (BloomConfig, BloomForCausalLM, {}),
         (Llama4TextConfig, Llama4ForCausalLM, {"pad_token_id": 0, "num_local_experts": 2}),
+        (MambaConfig, MambaForCausalLM, {"num_attention_heads": None}),
     ],
 )
 def test_attention_that_would_come_out_wrong_is_refused(config: type, model: type, changes: dict[str, Any]) -> None:
-    with pytest.raises(ModelError, match=r"s_aux|let their attention be replaced|chunked_attention"):
+    with pytest.raises(ModelError, match=r"s_aux|let their attention be replaced|chunked_attention|no num_"):
         Target(made_with(config, model, **changes))
 
 

@@ -1,7 +1,10 @@
 """The CPU's kernels, each against a slow twin in numpy."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+from numba import types
 from numpy.typing import NDArray
 
 from agentspec.compiled import compiled
@@ -195,3 +198,16 @@ def sequence(rows: int, groups: int, dim: int, length: int) -> tuple[Floats, Flo
         keys[position // LANES, :, position % LANES] = k[position]
     values[:total] = v
     return q, keys, values, k, v
+
+
+def test_a_kernel_is_not_compiled_again_for_a_constant() -> None:
+    """A version for each constant that it is called with, and of all that it calls, made the first pass slow."""
+
+    def doubled(x: int) -> int:
+        return 2 * x
+
+    kernel: Any = compiled(doubled)
+    assert kernel(4) == 8
+    for constant in (1, 128):
+        kernel.get_call_template([types.literal(constant)], {})
+    assert kernel.signatures == [(types.int64,)]

@@ -23,7 +23,6 @@ from agentspec.kernels.cpu.lanes import (
     KIND,
     LANES,
     LINE,
-    MOST_ROWS,
     VECTOR,
     WIDE,
     X86,
@@ -106,17 +105,7 @@ def accumulate_groups(
     """
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        rows, *rest = arguments
-        done, most = builder.append_basic_block("accumulated"), builder.append_basic_block("rows")
-        choice = builder.switch(rows, most)
-        for number in range(1, MOST_ROWS + 1):
-            block = most if number == MOST_ROWS else builder.append_basic_block("rows")
-            if block is not most:
-                choice.add_case(I64(number), block)
-            builder.position_at_end(block)
-            group_products(Code(builder), number, *rest)
-            builder.branch(done)
-        builder.position_at_end(done)
+        Code(builder).for_rows(arguments[0], lambda rows: group_products(Code(builder), rows, *arguments[1:]))
         return context.get_dummy_value()
 
     return types.void(*[ADDRESS] * 10), build

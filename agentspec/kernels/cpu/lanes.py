@@ -89,6 +89,19 @@ class Code:
         """Sum of the lanes, in an order that the processor picks, always the same: one by one would take long."""
         return self.call(f"llvm.vector.reduce.fadd.{KIND}", FLOAT, FLOAT(-0.0), vector, flags=["reassoc"])
 
+    def for_rows(self, rows: Any, body: Callable[[int], None]) -> None:
+        """Runs `body`'s code for the right one of 1 to `MOST_ROWS` rows: a number that it knows when it is written."""
+        done, most = self.builder.append_basic_block("done"), self.builder.append_basic_block("rows")
+        choice = self.builder.switch(rows, most)
+        for number in range(1, MOST_ROWS + 1):
+            block = most if number == MOST_ROWS else self.builder.append_basic_block("rows")
+            if block is not most:
+                choice.add_case(I64(number), block)
+            self.builder.position_at_end(block)
+            body(number)
+            self.builder.branch(done)
+        self.builder.position_at_end(done)
+
     def loop(self, count: Any, start: Sequence[Any], body: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
         """Runs `body(index, values)`, which returns the next values, `count` times; returns the last values."""
         function, before = self.builder.function, self.builder.block
@@ -171,17 +184,7 @@ def accumulate(
     """
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        rows, *rest = arguments
-        done, most = builder.append_basic_block("accumulated"), builder.append_basic_block("rows")
-        choice = builder.switch(rows, most)
-        for number in range(1, MOST_ROWS + 1):
-            block = most if number == MOST_ROWS else builder.append_basic_block("rows")
-            if block is not most:
-                choice.add_case(I64(number), block)
-            builder.position_at_end(block)
-            products(Code(builder), number, *rest)
-            builder.branch(done)
-        builder.position_at_end(done)
+        Code(builder).for_rows(arguments[0], lambda rows: products(Code(builder), rows, *arguments[1:]))
         return context.get_dummy_value()
 
     return types.void(*[ADDRESS] * 11), build
