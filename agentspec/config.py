@@ -36,6 +36,16 @@ class Dtype(StrEnum):
     """Weights, and what they are multiplied with, rounded to 8 bits in groups: a model of its own, about the same."""
 
 
+class PrefixSharing(StrEnum):
+    """Who may start from a prefix that was computed for another request; how quick that is tells that it was."""
+
+    SCOPE = "scope"
+    """Requests of the same tenant."""
+
+    ALL = "all"
+    """All requests."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Which model is served and where models are kept."""
@@ -68,10 +78,14 @@ class EngineConfig:
     """Requests waiting for a place; one more is refused with 429."""
 
     prefill_chunk: int = bounded(256, least=1)
-    """Prompt tokens computed in one step, so that a long prompt does not stall the others."""
+    """Prompt tokens computed in one step, of all prompts together, so that a long one does not stall the others."""
 
     kv_bytes: int = bounded(3 * 1024**3, least=1)
-    """KV memory of running and of finished turns together; finished ones leave first, least recently used first."""
+    """KV memory of running and of finished turns together; what only finished ones hold leaves first, least recently
+    used first."""
+
+    prefix_sharing: PrefixSharing = PrefixSharing.SCOPE
+    """Whose computed prefixes a request may start from: `scope`, those of its tenant, or `all`."""
 
     max_draft_tokens: int = 32
     """Most draft nodes of one sequence in one step; 0 turns drafting off."""

@@ -141,6 +141,9 @@ class GenerationRequest:
     ignore_eos: bool = False
     """Go on after the model's own end tokens."""
 
+    priority: int = 0
+    """Requests of a lower number are served first, and take the places of running ones of a higher number."""
+
     logprobs: int | None = None
     """Report log-probabilities of the tokens and of so many of the likeliest at each position; None for none."""
 
@@ -167,10 +170,14 @@ class Report:
     accepted_total: int
     queue_s: float
     prefill_s: float
-    """From leaving the queue until all prompt tokens but the last were computed."""
+    """From leaving the queue until the prompt was computed, which gives the first token; 0 where all of it but its last
+    token was known."""
 
     decode_s: float
-    """From then to the last token: all `steps`, the one of the first token included."""
+    """From then to the last token."""
+
+    decode_tokens: int
+    """Tokens that came in `decode_s`: all, or all but the first."""
 
     draft_s: float
     """Part of `decode_s` spent proposing drafts."""

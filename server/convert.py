@@ -68,6 +68,7 @@ def generation_request(
         stop=tuple(asked.stop),
         stop_tokens=tuple(asked.stop_token_ids),
         ignore_eos=asked.ignore_eos,
+        priority=asked.priority,
         logprobs=asked.top_logprobs if asked.logprobs else None,
     )
 

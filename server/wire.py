@@ -161,6 +161,7 @@ class ChatRequest(Wire):
     min_tokens: int = Field(default=0, ge=0)
     stop_token_ids: list[Annotated[int, Field(ge=0)]] = []
     ignore_eos: bool = False
+    priority: int = Field(default=0, ge=-(2**31), lt=2**31)
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=MAX_LOGPROBS)
     stream: bool = False

@@ -21,11 +21,11 @@ TEMPLATE = (
 
 def run_once(folder: Path) -> None:
     """One pass of a model, which compiles what is not compiled yet."""
-    from agentspec.engine.profile import filled_slab, pass_seconds
+    from agentspec.engine.profile import filled_table, pass_seconds
     from agentspec.engine.target import Target
 
     target = Target.load(folder)
-    pass_seconds(target, filled_slab(target, 5), 2, 1)
+    pass_seconds(target, filled_table(target, 5), 2, 1)
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ CHAT = "/v1/chat/completions"
 RUN = "X-AgentSpec-Trajectory"
 
 
-def engine_on(folder: Path, **settings: int) -> Engine:
+def engine_on(folder: Path, **settings: Any) -> Engine:
     """An engine that drafts whenever it can, whatever a pass costs on this machine."""
     config = Config(model=ModelConfig(name=str(folder)), engine=EngineConfig(**settings))
     engine = Engine.from_folder(config, folder, Histories(CacheConfig()))
@@ -34,7 +34,7 @@ def engine_on(folder: Path, **settings: int) -> Engine:
 Scenario = Callable[[httpx.AsyncClient, Engine], Awaitable[None]]
 
 
-def in_process(folder: Path, scenario: Scenario, config: ServerConfig | None = None, **settings: int) -> None:
+def in_process(folder: Path, scenario: Scenario, config: ServerConfig | None = None, **settings: Any) -> None:
     """A scenario against a fresh application, without a socket."""
 
     async def body() -> None:

@@ -54,7 +54,7 @@ def decoded(answer: Answer) -> tuple[int, float]:
     """Tokens and the seconds they took; nothing where there is nothing to measure."""
     reported = (answer.report or {}).get("decode_s")
     if reported is not None:
-        return answer.completion_tokens, float(reported)
+        return int((answer.report or {}).get("decode_tokens", answer.completion_tokens)), float(reported)
     if answer.completion_tokens > 1:
         return answer.completion_tokens - 1, answer.last_s - answer.first_s
     return 0, 0.0
@@ -64,7 +64,8 @@ def decode_rate(answers: Iterable[Answer]) -> float | None:
     """Decoded tokens per second over all answers; None when there is nothing to measure."""
     pairs = [decoded(answer) for answer in answers]
     seconds = sum(seconds for _, seconds in pairs)
-    return sum(tokens for tokens, _ in pairs) / seconds if seconds > 0 else None
+    tokens = sum(tokens for tokens, _ in pairs)
+    return tokens / seconds if tokens and seconds > 0 else None
 
 
 def speed_ratio(turns: Sequence[TurnResult]) -> float | None:

@@ -1,4 +1,4 @@
-"""Attention of ragged token trees over slabs, registered with transformers so that any decoder runs on it.
+"""Attention of ragged token trees over pages, registered with transformers so that any decoder runs on it.
 
 Keyword arguments of a model's `forward` reach the registered function, so the `Batch` travels as `segments`
 and the model's own cache and mask machinery stay out of the way.
@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from agentspec.engine.kv import BLOCK, Slab
+from agentspec.engine.kv import PageTable
 from agentspec.errors import ModelError
 
 NAME = "agentspec_tree"
@@ -32,10 +32,10 @@ UNDERSTOOD = {
 class Segment:
     """One sequence's rows in a pass: a tree below its last committed token, or a chunk of its prompt."""
 
-    slab: Slab
+    table: PageTable
     tokens: tuple[int, ...]
     depths: tuple[int, ...]
-    """Position of each row relative to the slab's length."""
+    """Position of each row relative to the table's length."""
 
     parents: tuple[int, ...] | None
     """Row below which each row hangs, -1 for the root; None for a chain."""
@@ -80,7 +80,7 @@ def strangers(parent: Sequence[int]) -> Tensor:
 
 def hidden_from(segment: Segment, window: int | None) -> Tensor | None:
     """(rows, cached + rows) bool: the keys that a row must not see; None where it sees all."""
-    cached, rows = segment.slab.length, len(segment.tokens)
+    cached, rows = segment.table.length, len(segment.tokens)
     if rows == 1 and (window is None or cached < window):
         return None
     hidden = torch.zeros(rows, cached + rows, dtype=torch.bool)
@@ -115,21 +115,17 @@ def attend_chunk(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, scaling
 
 
 def attend_segments(q: Tensor, k: Tensor, v: Tensor, batch: Batch, layer: int, manner: Manner) -> Tensor:
-    """Writes the rows' keys and values behind their slabs' committed part, then attends segment by segment.
+    """Writes the rows' keys and values behind their sequences' committed part, then attends segment by segment.
 
     q: (heads, rows, dim), k, v: (kv heads, rows, dim): all segments' rows side by side; returns (rows, heads, dim).
     """
     out = []
     start = 0
     for segment, hidden in zip(batch.segments, batch.hidden(manner.window), strict=True):
-        slab, rows = segment.slab, len(segment.tokens)
-        stop, total = start + rows, slab.length + rows
-        place = torch.arange(slab.length, total)
-        keys, values = slab.k[layer], slab.v[layer]
-        keys[:, place // BLOCK, :, place % BLOCK] = k[:, start:stop].transpose(0, 1)
-        values[:, place // BLOCK, place % BLOCK] = v[:, start:stop]
-        keys = keys.transpose(2, 3).flatten(1, 2)[:, :total]
-        values = values.flatten(1, 2)[:, :total]
+        table, rows = segment.table, len(segment.tokens)
+        stop = start + rows
+        table.write(layer, k[:, start:stop], v[:, start:stop])
+        keys, values = table.keys_and_values(layer, table.length + rows)
         if rows >= LONG and segment.parents is None and manner.softcap is None:
             out.append(attend_chunk(q[:, start:stop], keys, values, hidden, manner.scaling))
         else:

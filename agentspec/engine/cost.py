@@ -20,7 +20,7 @@ from agentspec.engine.cores import usable_cores
 from agentspec.engine.loop import StepLoop
 from agentspec.engine.models import ensure
 from agentspec.engine.offline import complete
-from agentspec.engine.profile import filled_slab, pass_seconds
+from agentspec.engine.profile import filled_table, pass_seconds
 from agentspec.engine.target import Target
 from agentspec.engine.wheels import Progress, silent
 from agentspec.policies.cost import FixedCost
@@ -61,9 +61,9 @@ def step_costs(target: Target, contexts: Sequence[int], rounds: int) -> dict[int
     """Seconds by context: one list per round, one entry per node count, node counts in turns."""
     table = {}
     for context in contexts:
-        slab = filled_slab(target, context)
-        pass_seconds(target, slab, max(NODES), 1)
-        table[context] = [[pass_seconds(target, slab, nodes, 1)[0] for nodes in NODES] for _ in range(rounds)]
+        cached = filled_table(target, context)
+        pass_seconds(target, cached, max(NODES), 1)
+        table[context] = [[pass_seconds(target, cached, nodes, 1)[0] for nodes in NODES] for _ in range(rounds)]
     return table
 
 
@@ -75,7 +75,7 @@ def decode_comparison(folder: Path, target: Target, config: Config, rounds: int)
     loop = StepLoop(target, config.engine, FixedCost())
     pairs = []
     for _ in range(rounds):
-        ours = complete(loop, prompt[0].tolist(), NEW).decode_s
+        ours = complete(loop, prompt[0].tolist(), NEW + 1).decode_s
         one, all_ = transformers_seconds(plain, prompt, 1), transformers_seconds(plain, prompt, NEW + 1)
         pairs.append((ours, all_ - one))
     return pairs

@@ -132,16 +132,9 @@ def release(module: torch.nn.Module) -> None:
 
 def rows_of(segment: Segment) -> Rows:
     """A segment for the compiled decoder."""
-    slab = segment.slab
-    return Rows(
-        segment.tokens,
-        segment.depths,
-        segment.parents,
-        slab.length,
-        slab.k.data_ptr(),
-        slab.v.data_ptr(),
-        slab.k.shape[2],
-    )
+    table = segment.table
+    pages = [page.address for page in table.pages]
+    return Rows(segment.tokens, segment.depths, segment.parents, table.length, pages)
 
 
 def compiled_forward(decoder: Decoder, segments: Sequence[Segment], keep: Sequence[int]) -> Tensor:

@@ -6,8 +6,8 @@ from time import perf_counter
 
 from agentspec.engine.adjust import Adjuster
 from agentspec.engine.commit import Completion
-from agentspec.engine.kv import Holding
-from agentspec.types import Delta, Drafter, DraftTree, GenerationRequest, Origin, Report
+from agentspec.engine.prefix import Holding
+from agentspec.types import Delta, Drafter, DraftTree, GenerationRequest, Origin, Report, Scope
 
 
 @dataclass(slots=True)
@@ -17,7 +17,8 @@ class Clock:
     submitted: float = field(default_factory=perf_counter)
     admitted: float = 0.0
     prefilled: float = 0.0
-    """When the last prompt token but one was computed; the step after it emits the first token."""
+    """When the pass ended that computed the last prompt tokens and gave the first one of the completion; the moment of
+    admission where the whole prompt but its last token was known."""
 
     last: float = 0.0
     drafting: float = 0.0
@@ -32,6 +33,8 @@ class Tally:
     drafted_total: int = 0
     accepted_total: int = 0
     steps: int = 0
+    prefilled: int = 0
+    """Tokens, 1 or 0, that the last pass of the prompt gave."""
 
     def add(self, tree: DraftTree, accepted: tuple[int, ...]) -> None:
         """Count a verified tree and the accepted nodes that were emitted."""
@@ -67,24 +70,30 @@ class Job:
     """Set by the caller's thread; the job leaves before the next step."""
 
     holding: Holding | None = None
+    """Its memory while it runs."""
+
     cached_tokens: int = 0
     clock: Clock = field(default_factory=Clock)
     tally: Tally = field(default_factory=Tally)
 
     @property
-    def slab_length(self) -> int:
+    def scope(self) -> Scope:
+        return self.request.trajectory.scope
+
+    @property
+    def computed(self) -> int:
         """Committed positions with keys and values."""
-        return self.holding.slab.length if self.holding else 0
+        return self.holding.table.length if self.holding else 0
+
+    @property
+    def uncomputed(self) -> int:
+        """Committed tokens whose keys and values are missing; at least 1, the last one."""
+        return len(self.tokens) - self.computed
 
     @property
     def prefilling(self) -> bool:
-        """Whether prompt tokens before the last committed one still have to be computed."""
-        return self.slab_length < len(self.tokens) - 1
-
-    @property
-    def most_tokens(self) -> int:
-        """Tokens the sequence may grow to."""
-        return len(self.request.prompt) + self.completion.max_tokens
+        """Whether tokens before the last committed one still have to be computed."""
+        return self.uncomputed > 1
 
     def report(self) -> Report:
         """What the job cost, once it has finished."""
@@ -94,6 +103,7 @@ class Job:
             cached_tokens=self.cached_tokens,
             completion_tokens=len(self.completion.tokens),
             steps=tally.steps,
+            decode_tokens=len(self.completion.tokens) - tally.prefilled,
             drafted=dict(tally.drafted),
             accepted=dict(tally.accepted),
             drafted_total=tally.drafted_total,

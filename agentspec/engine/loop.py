@@ -1,12 +1,10 @@
 """The step loop: admit, plan drafts, one ragged target pass, walk, commit. Knows token ids, threads and sockets not."""
 
 import logging
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 
-import numpy as np
 from torch import Tensor
 
 from agentspec.config import EngineConfig
@@ -14,15 +12,16 @@ from agentspec.engine.adjust import Adjuster
 from agentspec.engine.attention import Segment
 from agentspec.engine.commit import commit
 from agentspec.engine.job import Job
-from agentspec.engine.kv import KVPool
 from agentspec.engine.logprobs import token_logprobs
 from agentspec.engine.plan import disable, mean_context, plan
+from agentspec.engine.prefix import KVPool
 from agentspec.engine.sampling import choose
+from agentspec.engine.schedule import Scheduler, shares
 from agentspec.engine.target import Target
 from agentspec.engine.verify import walk
 from agentspec.errors import InternalError
 from agentspec.policies.cost import Cost
-from agentspec.policies.payoff import Acceptance
+from agentspec.policies.payoff import Acceptance, pruned
 from agentspec.types import Delta, DraftTree, Outcome, TokenLogprob
 
 log = logging.getLogger(__name__)
@@ -35,10 +34,9 @@ class StepLoop:
         self.target = target
         self.config = config
         self.cost = cost
-        self.pool = KVPool(target.shape, config.kv_bytes)
+        self.pool = KVPool(target.shape, config.kv_bytes, config.prefix_sharing)
+        self.scheduler = Scheduler(self.pool, config.max_running)
         self.acceptance = Acceptance()
-        self.waiting: deque[Job] = deque()
-        self.running: list[Job] = []
         self.witness: Callable[[Job, Tensor], None] | None = None
         """Is shown the logits (tokens, vocabulary) that committed tokens were chosen from."""
 
@@ -46,36 +44,43 @@ class StepLoop:
 
     @property
     def idle(self) -> bool:
-        return not self.waiting and not self.running
+        return not self.scheduler.waiting and not self.scheduler.running
+
+    def add(self, job: Job) -> None:
+        """A job waits for its place."""
+        self.scheduler.waiting.append(job)
 
     def step(self) -> None:
         """One target pass for the batch; what fails in it fails the jobs of the batch and nothing else."""
-        self._drop_cancelled()
-        self._admit()
-        if not self.running:
+        self.scheduler.drop_cancelled()
+        self.scheduler.admit(self._start, self._fail)
+        if not self.scheduler.running:
             return
         try:
             self._pass()
         except Exception:
             log.exception("a pass failed")
-            for job in list(self.running):
+            for job in list(self.scheduler.running):
                 self._fail(job)
 
     def _pass(self) -> None:
-        decoding = [job for job in self.running if not job.prefilling]
-        prefilling = next((job for job in self.running if job.prefilling), None)
-        chunk = self._chunk(prefilling) if prefilling else None
-        extra = len(chunk.tokens) if chunk else 0
-        most = self.config.max_draft_tokens
-        trees = plan(decoding, self.acceptance, self.cost, most, self.target.vocabulary, extra)
-        segments = [self._segment(job, tree) for job, tree in zip(decoding, trees, strict=True)]
-        rows = sum(len(tree) for tree in trees)
+        self.scheduler.make_room()
+        chunks = self._chunks()
+        decoding = [job for job in self.scheduler.running if not job.prefilling]
+        trees = self._trees(decoding, sum(chunks.values()))
+        segments = [tree_segment(job, tree) for job, tree in zip(decoding, trees, strict=True)]
+        segments += [chunk_segment(job, size) for job, size in chunks.items()]
+        keep = kept_rows(trees, chunks)
         context = mean_context(decoding)
         began = perf_counter()
-        logits = self.target.forward([*segments, *([chunk] if chunk else [])], range(rows))
-        if not chunk:
-            self.cost.observe(rows, context, (perf_counter() - began) * 1e3, plain=rows == len(decoding))
+        logits = self.target.forward(segments, keep)
+        if not chunks:
+            self.cost.observe(len(keep), context, (perf_counter() - began) * 1e3, plain=len(keep) == len(decoding))
         self.totals["steps_total"] += 1
+        for job, size in chunks.items():
+            if self._prefilled(job, size):
+                decoding.append(job)
+                trees.append(DraftTree.root(job.tokens[-1]))
         start = 0
         for job, tree in zip(decoding, trees, strict=True):
             try:
@@ -84,52 +89,46 @@ class StepLoop:
                 log.exception("a request failed; the others of its pass go on")
                 self._fail(job)
             start += len(tree)
-        if prefilling and chunk:
-            self._prefilled(prefilling, len(chunk.tokens))
 
-    def _admit(self) -> None:
-        while self.waiting and len(self.running) < self.config.max_running:
-            job = self.waiting[0]
-            if not self.pool.admits(job.most_tokens):
-                return
-            self.waiting.popleft()
-            try:
-                self._start(job)
-            except Exception:
-                log.exception("a request could not be started; the others go on")
-                self._fail(job)
+    def _chunks(self) -> dict[Job, int]:
+        """Prefilling jobs and how many of their tokens the next pass computes."""
+        jobs = [job for job in self.scheduler.running if job.prefilling]
+        given = shares(jobs, self.config.prefill_chunk)
+        return {job: self.scheduler.rows(job, size) for job, size in zip(jobs, given, strict=True) if size}
+
+    def _trees(self, jobs: Sequence[Job], extra_rows: int) -> list[DraftTree]:
+        """Drafts of the next pass, as far as there is memory for their rows."""
+        most = self.config.max_draft_tokens
+        trees = plan(jobs, self.acceptance, self.cost, most, self.target.vocabulary, extra_rows)
+        rows = [self.scheduler.rows(job, len(tree)) for job, tree in zip(jobs, trees, strict=True)]
+        return [
+            tree if size == len(tree) else pruned(tree, range(size)) for tree, size in zip(trees, rows, strict=True)
+        ]
 
     def _start(self, job: Job) -> None:
-        prompt = np.asarray(job.request.prompt, dtype=np.int32)
-        job.holding = self.pool.acquire(job.request.trajectory, prompt, job.most_tokens)
-        job.cached_tokens = job.slab_length
-        job.clock.admitted = job.clock.prefilled = perf_counter()
-        job.adjuster = Adjuster.of(job.request.sampling, job.request.prompt, job.completion.end_tokens)
+        """A job got its first place."""
         self.totals["cached_tokens_total"] += job.cached_tokens
-        self.running.append(job)
+        job.adjuster = Adjuster.of(job.request.sampling, job.request.prompt, job.completion.end_tokens)
 
-    def _chunk(self, job: Job) -> Segment:
+    def _prefilled(self, job: Job, size: int) -> bool:
+        """Commits a chunk of a prompt; whether its last token was among it."""
         assert job.holding is not None
-        at = job.slab_length
-        stop = min(len(job.tokens) - 1, at + self.config.prefill_chunk)
-        return Segment(job.holding.slab, tuple(job.tokens[at:stop]), tuple(range(stop - at)), None)
-
-    def _segment(self, job: Job, tree: DraftTree) -> Segment:
-        assert job.holding is not None
-        return Segment(job.holding.slab, tree.token, tree.depth, tree.parent if len(tree) > 1 else None)
-
-    def _prefilled(self, job: Job, tokens: int) -> None:
-        assert job.holding is not None
-        job.holding.slab.commit(range(tokens))
-        self.totals["prefill_tokens_total"] += tokens
-        job.clock.prefilled = perf_counter()
+        last = size == job.uncomputed
+        job.holding.table.commit(range(size - last))
+        self.totals["prefill_tokens_total"] += size - last
+        self.pool.publish(job.holding, job.tokens, part=last)
+        if last and job.tally.steps == 0:
+            job.clock.prefilled = perf_counter()
+            job.tally.prefilled = 1
+        return last
 
     def _commit(self, job: Job, tree: DraftTree, logits: Tensor) -> None:
         assert job.holding is not None
         result = walk(tree, self._choice(job, logits))
         kept, text = commit(job.completion, result.tokens)
         job.tokens.extend(result.tokens[:kept])
-        job.holding.slab.commit(result.path[:kept])
+        job.holding.table.commit(result.path[:kept])
+        self.pool.publish(job.holding, job.tokens)
         accepted = tuple(node for node in result.path[1:] if tree.depth[node] <= kept)
         self.acceptance.observe(tree, result.path)
         job.tally.add(tree, accepted)
@@ -170,40 +169,56 @@ class StepLoop:
 
     def _emit(self, job: Job, delta: Delta) -> None:
         if job.completion.finish:
-            self._leave(job)
+            self.scheduler.leave(job)
             delta = replace(delta, finish=job.completion.finish, report=job.report())
         job.emit(delta)
 
     def _fail(self, job: Job) -> None:
-        if job in self.running:
-            self._leave(job)
+        if job.holding is not None:
+            self.scheduler.leave(job)
         job.fail(InternalError("the engine failed on this request"))
-
-    def _leave(self, job: Job) -> None:
-        assert job.holding is not None
-        self.running.remove(job)
-        self.pool.release(job.holding, job.tokens)
-
-    def _drop_cancelled(self) -> None:
-        for job in [job for job in self.running if job.cancelled]:
-            self._leave(job)
-        if any(job.cancelled for job in self.waiting):
-            self.waiting = deque(job for job in self.waiting if not job.cancelled)
 
     def fail_all(self, error: Exception) -> None:
         """End every job with `error`."""
-        for job in [*self.running, *self.waiting]:
+        for job in [*self.scheduler.running, *self.scheduler.waiting]:
             job.fail(error)
-        for job in list(self.running):
-            self._leave(job)
-        self.waiting.clear()
+        for job in list(self.scheduler.running):
+            self.scheduler.leave(job)
+        self.scheduler.waiting.clear()
 
     def stats(self) -> dict[str, float]:
         """Counters and gauges by metric name."""
+        page = self.pool.shape.page_bytes
         return {
             **self.totals,
-            "running_requests": len(self.running),
-            "waiting_requests": len(self.waiting),
-            "kv_used_bytes": self.pool.used * self.pool.shape.token_bytes,
-            "kv_limit_bytes": self.pool.limit * self.pool.shape.token_bytes,
+            "preemptions_total": self.scheduler.preemptions,
+            "kv_evicted_bytes_total": self.pool.evicted * page,
+            "running_requests": len(self.scheduler.running),
+            "waiting_requests": len(self.scheduler.waiting),
+            "kv_used_bytes": self.pool.pages * page,
+            "kv_running_bytes": self.pool.held * page,
+            "kv_limit_bytes": self.pool.limit * page,
         }
+
+
+def tree_segment(job: Job, tree: DraftTree) -> Segment:
+    """A decoding job's rows: its last token and the drafts below it."""
+    assert job.holding is not None
+    return Segment(job.holding.table, tree.token, tree.depth, tree.parent if len(tree) > 1 else None)
+
+
+def chunk_segment(job: Job, size: int) -> Segment:
+    """A prefilling job's rows: its next `size` tokens."""
+    assert job.holding is not None
+    return Segment(job.holding.table, tuple(job.tokens[job.computed : job.computed + size]), tuple(range(size)), None)
+
+
+def kept_rows(trees: Sequence[DraftTree], chunks: Mapping[Job, int]) -> list[int]:
+    """Rows whose logits are wanted: all of the trees, and the last one of every prompt's last chunk."""
+    row = sum(len(tree) for tree in trees)
+    keep = list(range(row))
+    for job, size in chunks.items():
+        row += size
+        if size == job.uncomputed:
+            keep.append(row - 1)
+    return keep

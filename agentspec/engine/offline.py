@@ -16,7 +16,7 @@ def complete(loop: StepLoop, prompt: Sequence[int], max_tokens: int) -> Report:
     trajectory = Trajectory("offline", Scope("offline", "offline"))
     request = GenerationRequest(tuple(prompt), trajectory, max_tokens)
     completion = Completion(TextStream([b""] * loop.target.vocabulary), max_tokens, frozenset())
-    loop.waiting.append(Job(request, completion, None, deltas.append, errors.append, list(prompt)))
+    loop.add(Job(request, completion, None, deltas.append, errors.append, list(prompt)))
     while not loop.idle:
         loop.step()
     if errors:

@@ -68,7 +68,7 @@ def proposal(job: Job, most: int, vocabulary: int) -> DraftTree:
 
 def mean_context(jobs: Sequence[Job]) -> float:
     """Committed tokens of a sequence, on average."""
-    return sum(job.slab_length for job in jobs) / max(len(jobs), 1)
+    return sum(job.computed for job in jobs) / max(len(jobs), 1)
 
 
 def plan(

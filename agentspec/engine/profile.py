@@ -5,7 +5,7 @@ from time import perf_counter
 import torch
 
 from agentspec.engine.attention import Segment
-from agentspec.engine.kv import Slab
+from agentspec.engine.kv import PageTable
 from agentspec.engine.target import Target
 from agentspec.policies.cost import CostTable
 
@@ -15,14 +15,15 @@ LONGEST = 2048
 
 
 @torch.inference_mode()
-def filled_slab(target: Target, context: int) -> Slab:
-    """A slab with `context` committed positions of zeros: as costly as real ones."""
-    slab = Slab(target.shape)
-    slab.reserve(context + 64)
-    slab.k.zero_()
-    slab.v.zero_()
-    slab.length = context
-    return slab
+def filled_table(target: Target, context: int) -> PageTable:
+    """A sequence with `context` committed positions of zeros: as costly as real ones."""
+    table = PageTable(target.shape)
+    table.reserve(context + 64)
+    for page in table.pages:
+        page.k.zero_()
+        page.v.zero_()
+    table.length = context
+    return table
 
 
 def tree_parents(nodes: int) -> tuple[int, ...]:
@@ -30,13 +31,13 @@ def tree_parents(nodes: int) -> tuple[int, ...]:
     return tuple(-1 if node == 0 else node - 1 if node % 3 else max(node - 2, 0) for node in range(nodes))
 
 
-def pass_seconds(target: Target, slab: Slab, nodes: int, repeats: int) -> list[float]:
-    """Wall seconds of `repeats` passes over a tree of `nodes` nodes behind the slab's context, logits included."""
+def pass_seconds(target: Target, table: PageTable, nodes: int, repeats: int) -> list[float]:
+    """Wall seconds of `repeats` passes over a tree of `nodes` nodes behind the sequence's context, logits included."""
     parents = tree_parents(nodes)
     depths: list[int] = []
     for parent in parents:
         depths.append(0 if parent < 0 else depths[parent] + 1)
-    segment = Segment(slab, tuple(range(1, nodes + 1)), tuple(depths), parents)
+    segment = Segment(table, tuple(range(1, nodes + 1)), tuple(depths), parents)
     seconds = []
     for _ in range(repeats):
         start = perf_counter()
@@ -56,7 +57,7 @@ def row_costs(target: Target, context: int, rounds: int) -> dict[int, float]:
 
     The counts are measured in turns, and the quickest pass of each counts: other load only makes passes slower.
     """
-    slab = filled_slab(target, context)
-    pass_seconds(target, slab, ROWS[-1], 1)
-    table = [[pass_seconds(target, slab, count, 1)[0] for count in ROWS] for _ in range(rounds)]
+    cached = filled_table(target, context)
+    pass_seconds(target, cached, ROWS[-1], 1)
+    table = [[pass_seconds(target, cached, count, 1)[0] for count in ROWS] for _ in range(rounds)]
     return {count: min(seconds[i] for seconds in table) * 1e3 for i, count in enumerate(ROWS)}

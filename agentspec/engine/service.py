@@ -19,14 +19,15 @@ from agentspec.engine.chat import Chat
 from agentspec.engine.commit import Completion
 from agentspec.engine.cores import usable_cores
 from agentspec.engine.job import Job
-from agentspec.engine.kv import BLOCK, KVPool
 from agentspec.engine.loop import StepLoop
 from agentspec.engine.models import ensure
+from agentspec.engine.prefix import KVPool
 from agentspec.engine.profile import cost_table
 from agentspec.engine.target import Target
 from agentspec.engine.text import TextStream, TokenBytes
 from agentspec.engine.wheels import Progress, silent
 from agentspec.errors import ConfigError, ContextTooLong, InvalidRequest, Overloaded, Unavailable
+from agentspec.kernels.cpu.attend import PAGE
 from agentspec.policies.cost import LearnedCost
 from agentspec.types import Delta, GenerationRequest
 
@@ -176,7 +177,7 @@ class Engine:
         with self._wake:
             if self._closing:
                 raise Unavailable("the server is shutting down")
-            if len(self._inbox) + len(self.loop.waiting) >= self.config.engine.max_queue:
+            if len(self._inbox) + len(self.loop.scheduler.waiting) >= self.config.engine.max_queue:
                 raise Overloaded(f"{self.config.engine.max_queue} requests are waiting already; retry later")
             self._inbox.append(job)
             self._wake.notify()
@@ -191,17 +192,20 @@ class Engine:
             error = Unavailable("the engine has stopped")
         with self._wake:
             self._closing = True
-            self.loop.waiting.extend(self._inbox)
-            self._inbox.clear()
+            self._take_in()
         self.loop.fail_all(error)
+
+    def _take_in(self) -> None:
+        for job in self._inbox:
+            self.loop.add(job)
+        self._inbox.clear()
 
     def _step_until_closing(self) -> None:
         while True:
             with self._wake:
                 while self.loop.idle and not self._inbox and not self._closing:
                     self._wake.wait()
-                self.loop.waiting.extend(self._inbox)
-                self._inbox.clear()
+                self._take_in()
                 if self._closing:
                     return
             self.loop.step()
@@ -211,16 +215,17 @@ def usable_window(config: Config, most: int, pool: KVPool) -> int:
     """Tokens of the largest request that is taken; raises `ConfigError` when the memory for keys and values is too
     small for a prompt and one token."""
     wanted = min(config.model.window or most, most)
-    if pool.limit < LEAST_WINDOW:
+    if pool.limit < 1:
         raise ConfigError(
             f"AGENTSPEC_ENGINE_KV_BYTES is {config.engine.kv_bytes}: too small for any request, "
-            f"as this model takes {pool.shape.token_bytes * BLOCK} bytes for each {BLOCK} tokens"
+            f"as this model takes {pool.shape.page_bytes} bytes for each {PAGE} tokens"
         )
     if wanted < LEAST_WINDOW:
         raise ConfigError(f"AGENTSPEC_MODEL_WINDOW must be at least {LEAST_WINDOW} or 0, got {wanted}")
-    if pool.limit < wanted:
-        log.warning("AGENTSPEC_ENGINE_KV_BYTES limits the window to %d of %d tokens", pool.limit, wanted)
-    return min(wanted, pool.limit)
+    held = pool.limit * PAGE
+    if held < wanted:
+        log.warning("AGENTSPEC_ENGINE_KV_BYTES limits the window to %d of %d tokens", held, wanted)
+    return min(wanted, held)
 
 
 def sender(

@@ -13,7 +13,7 @@ from transformers.utils import logging as transformers_logging
 from agentspec.config import Dtype
 from agentspec.engine.attention import NAME, Batch, Segment
 from agentspec.engine.decoder import compiled_decoder, compiled_forward, head_dim, is_compilable
-from agentspec.engine.kv import KVShape, Slab
+from agentspec.engine.kv import KVShape, PageTable
 from agentspec.engine.linear import prepack
 from agentspec.errors import ModelError
 from agentspec.kernels.cpu.decoder import Decoder
@@ -76,17 +76,17 @@ class Target:
     @torch.inference_mode()
     def _try_out(self) -> None:
         """One token through the model's own `forward`: raises `ModelError` unless every layer's attention is ours."""
-        slab = Slab(self.shape)
-        slab.reserve(1)
-        slab.k.fill_(float("nan"))
+        table = PageTable(self.shape)
+        table.reserve(1)
+        table.pages[0].k.fill_(float("nan"))
         kind = self.model.config.model_type  # type: ignore[union-attr]
         try:
-            self.forward([Segment(slab, (0,), (0,), None)], [0])
+            self.forward([Segment(table, (0,), (0,), None)], [0])
         except ModelError as error:
             raise ModelError(f"{kind} models: {error.message}") from error
         except (RuntimeError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
             raise ModelError(f"{kind} models cannot be computed here: {error}") from error
-        if bool(slab.k[:, :, 0, :, 0].isnan().any()):
+        if bool(table.pages[0].k[:, :, 0, :, 0].isnan().any()):
             raise ModelError(f"{kind} models do not let their attention be replaced")
 
     @staticmethod
@@ -105,14 +105,14 @@ class Target:
     def forward(self, segments: Sequence[Segment], keep: Sequence[int]) -> Tensor:
         """Logits (len(keep), vocabulary) of the kept rows, numbered over all segments in order.
 
-        The rows' keys and values lie behind each slab's committed part until `Slab.commit`.
+        The rows' keys and values lie behind each sequence's committed part until `PageTable.commit`.
         """
         for segment in segments:
-            segment.slab.reserve(segment.slab.length + len(segment.tokens))
+            segment.table.reserve(segment.table.length + len(segment.tokens))
         if self.decoder is not None:
             return compiled_forward(self.decoder, segments, keep)
         tokens = torch.tensor([token for segment in segments for token in segment.tokens])
-        positions = torch.tensor([s.slab.length + depth for s in segments for depth in s.depths])
+        positions = torch.tensor([s.table.length + depth for s in segments for depth in s.depths])
         output = self.model(
             tokens.unsqueeze(0),
             position_ids=positions.unsqueeze(0),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -13,7 +14,9 @@ from transformers import AutoModelForCausalLM
 from agentspec.config import EngineConfig
 from agentspec.engine.commit import Completion
 from agentspec.engine.job import Job
+from agentspec.engine.kv import PageTable
 from agentspec.engine.loop import StepLoop
+from agentspec.engine.prefix import KVPool, Node
 from agentspec.engine.target import Target
 from agentspec.engine.text import TextStream
 from agentspec.policies.cost import FixedCost
@@ -105,7 +108,7 @@ class Harness:
         tokens: list[int] = out[0, len(prompt) :].tolist()
         return tokens
 
-    def loop(self, per_row: float = 0.0, **config: int) -> StepLoop:
+    def loop(self, per_row: float = 0.0, **config: Any) -> StepLoop:
         return StepLoop(self.target, EngineConfig(**config), FixedCost(per_row))
 
     def job(
@@ -117,6 +120,7 @@ class Harness:
         trajectory: str = "t",
         stop: tuple[str, ...] = (),
         tenant: str = "default",
+        priority: int = 0,
     ) -> tuple[Job, Result]:
         result = Result()
         request = GenerationRequest(
@@ -125,6 +129,7 @@ class Harness:
             max_tokens,
             sampling or SamplingParams(),
             stop=stop,
+            priority=priority,
         )
         completion = Completion(TextStream(PIECES, stop), max_tokens, frozenset({END}))
         job = Job(request, completion, drafter, result.deltas.append, result.errors.append, list(prompt))
@@ -140,6 +145,34 @@ def drain(loop: StepLoop, limit: int = 2000) -> None:
     raise AssertionError("the loop does not end")
 
 
+@dataclass
+class Kept:
+    """A sequence that a pool keeps, with its tokens."""
+
+    tokens: list[int]
+    table: PageTable
+
+
+def sequences(pool: KVPool) -> list[Kept]:
+    """What the prefix tree holds, from every root to every leaf."""
+    found = []
+
+    def descend(node: Node, above: list[Node]) -> None:
+        path = [*above, node] if node.page is not None else above
+        for child in node.children.values():
+            descend(child, path)
+        if not node.children:
+            table = PageTable(pool.shape)
+            table.pages = [at.page for at in path if at.page is not None]
+            tokens = [token for at in path for token in np.frombuffer(at.key, np.int32).tolist()]
+            table.length = len(tokens)
+            found.append(Kept(tokens, table))
+
+    for root in pool.roots.values():
+        descend(root, [])
+    return found
+
+
 @pytest.fixture(scope="session")
 def harness(tiny_model: Path) -> Harness:
     return Harness(tiny_model)
@@ -150,4 +183,4 @@ def kit() -> Any:
     """The names above, for test modules that pytest imports without a package."""
     from types import SimpleNamespace
 
-    return SimpleNamespace(chain=chain, Scripted=Scripted, drain=drain, END=END)
+    return SimpleNamespace(chain=chain, Scripted=Scripted, drain=drain, sequences=sequences, END=END)

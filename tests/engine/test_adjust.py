@@ -44,7 +44,7 @@ def generated(harness: Any, kit: Any, sampling: SamplingParams, count: int = 30,
     job.request = replace(job.request, **options)
     job.completion.end_tokens = frozenset(options.get("stop_tokens", ())) | {kit.END}
     loop = harness.loop()
-    loop.waiting.append(job)
+    loop.add(job)
     kit.drain(loop)
     assert result.errors == []
     return result

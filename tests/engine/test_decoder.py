@@ -43,7 +43,7 @@ from transformers import (
 from agentspec.config import Dtype
 from agentspec.engine.attention import NAME, Segment
 from agentspec.engine.decoder import is_compilable
-from agentspec.engine.kv import Slab
+from agentspec.engine.kv import PageTable
 from agentspec.engine.linear import FirstOfFused
 from agentspec.engine.target import Target
 from agentspec.errors import ModelError
@@ -104,7 +104,7 @@ def made(name: str) -> Any:
 
 def passes(target: Target) -> list[torch.Tensor]:
     """A prompt in two chunks beside another sequence's tree, then a tree of its own, with logits of all rows."""
-    first, second = Slab(target.shape), Slab(target.shape)
+    first, second = PageTable(target.shape), PageTable(target.shape)
     chunk = Segment(first, tuple(range(20)), tuple(range(20)), None)
     out = [target.forward([chunk], range(20))]
     first.commit(range(20))
@@ -175,7 +175,7 @@ def test_int8_computes_what_a_model_of_rounded_linears_computes(name: str) -> No
     tokens = torch.randint(0, 61, (40,)).tolist()
     with torch.no_grad():
         expected = by_transformers(twin, tokens, RoundedLinear)
-    logits = target.forward([Segment(Slab(target.shape), tuple(tokens), tuple(range(40)), None)], range(40))
+    logits = target.forward([Segment(PageTable(target.shape), tuple(tokens), tuple(range(40)), None)], range(40))
     plain = by_transformers(made(name), tokens)
     distance, rounding = (logits - expected).abs().mean(), (plain - expected).abs().mean()
     assert 0 < rounding < 0.3 * plain.std()
@@ -197,17 +197,17 @@ def test_a_model_with_a_window_computes_what_transformers_computes() -> None:
     model = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=37))
     model.load_state_dict(plain.state_dict())
     target = Target(model)
-    slab = Slab(target.shape)
+    table = PageTable(target.shape)
     tokens = torch.randint(0, 61, (130,)).tolist()
     with torch.no_grad():
         expected = plain(torch.tensor([tokens])).logits[0]
-    at_once = target.forward([Segment(slab, tuple(tokens), tuple(range(130)), None)], range(130))
+    at_once = target.forward([Segment(table, tuple(tokens), tuple(range(130)), None)], range(130))
     torch.testing.assert_close(at_once, expected, atol=5e-5, rtol=1e-5)
-    slab.commit(range(90))
+    table.commit(range(90))
     for at in range(90, 130):
-        alone = target.forward([Segment(slab, (tokens[at],), (0,), None)], [0])
+        alone = target.forward([Segment(table, (tokens[at],), (0,), None)], [0])
         assert torch.equal(alone[0], at_once[at])
-        slab.commit([0])
+        table.commit([0])
 
 
 @pytest.fixture(scope="module", params=list(Dtype))
@@ -222,14 +222,14 @@ def target(request: pytest.FixtureRequest) -> Target:
 
 def plain_rows(target: Target, tokens: Sequence[int], cached: int) -> torch.Tensor:
     """Logits of every position from `cached` on, decoded token by token."""
-    slab = Slab(target.shape)
+    table = PageTable(target.shape)
     if cached:
-        target.forward([Segment(slab, tuple(tokens[:cached]), tuple(range(cached)), None)], [])
-        slab.commit(range(cached))
+        target.forward([Segment(table, tuple(tokens[:cached]), tuple(range(cached)), None)], [])
+        table.commit(range(cached))
     rows = []
     for token in tokens[cached:]:
-        rows.append(target.forward([Segment(slab, (token,), (0,), None)], [0])[0])
-        slab.commit([0])
+        rows.append(target.forward([Segment(table, (token,), (0,), None)], [0])[0])
+        table.commit([0])
     return torch.stack(rows)
 
 
@@ -257,14 +257,14 @@ def test_every_node_has_the_bits_of_plain_decoding(
     """Whatever tree a node is in, whatever other sequences are in the pass, however the prompt was cut in chunks."""
     tokens, parents, depths = tree
     prompt = [(7 * i + cached) % 61 for i in range(cached)]
-    slab = Slab(target.shape)
-    while slab.length < cached:
-        size = data.draw(st.integers(1, cached - slab.length))
-        chunk = tuple(prompt[slab.length : slab.length + size])
-        target.forward([Segment(slab, chunk, tuple(range(size)), None)], [])
-        slab.commit(range(size))
-    others = [Segment(Slab(target.shape), (5,) * size, tuple(range(size)), None) for size in beside]
-    logits = target.forward([Segment(slab, tokens, depths, parents), *others], range(len(tokens)))
+    table = PageTable(target.shape)
+    while table.length < cached:
+        size = data.draw(st.integers(1, cached - table.length))
+        chunk = tuple(prompt[table.length : table.length + size])
+        target.forward([Segment(table, chunk, tuple(range(size)), None)], [])
+        table.commit(range(size))
+    others = [Segment(PageTable(target.shape), (5,) * size, tuple(range(size)), None) for size in beside]
+    logits = target.forward([Segment(table, tokens, depths, parents), *others], range(len(tokens)))
     node = data.draw(st.integers(0, len(tokens) - 1))
     line = [node]
     while parents[line[-1]] >= 0:
@@ -272,8 +272,8 @@ def test_every_node_has_the_bits_of_plain_decoding(
     line.reverse()
     expected = plain_rows(target, [*prompt, *[tokens[at] for at in line]], cached)
     assert torch.equal(logits[line], expected)
-    slab.commit(line)
-    after = target.forward([Segment(slab, (3,), (0,), None)], [0])
+    table.commit(line)
+    after = target.forward([Segment(table, (3,), (0,), None)], [0])
     assert torch.equal(after[0], plain_rows(target, [*prompt, *[tokens[at] for at in line], 3], cached)[-1])
 
 
@@ -283,9 +283,9 @@ def test_rows_keep_their_bits_across_the_chunks_of_long_contexts(heads: tuple[in
     sizes = {**SIZES, "hidden_size": 180, "num_attention_heads": heads[0], "num_key_value_heads": heads[1]}
     long = Target(LlamaForCausalLM(LlamaConfig(**{**sizes, "max_position_embeddings": 2048}, head_dim=32)))
     tokens = torch.randint(0, 61, (1200,)).tolist()
-    slab = Slab(long.shape)
-    at_once = long.forward([Segment(slab, tuple(tokens), tuple(range(1200)), None)], range(1200))
-    cut = Slab(long.shape)
+    table = PageTable(long.shape)
+    at_once = long.forward([Segment(table, tuple(tokens), tuple(range(1200)), None)], range(1200))
+    cut = PageTable(long.shape)
     for stop in (513, 1025, 1190):
         first = cut.length
         chunk = Segment(cut, tuple(tokens[first:stop]), tuple(range(stop - first)), None)
@@ -318,9 +318,9 @@ def test_rows_keep_their_bits_across_the_chunks_of_long_contexts(heads: tuple[in
 def test_what_is_out_of_range_fails_before_anything_is_computed(target: Target, segment: dict[str, Any]) -> None:
     good: dict[str, Any] = {"tokens": (1,), "depths": (0,), "parents": None}
     with pytest.raises(IndexError):
-        target.forward([Segment(Slab(target.shape), **{**good, **segment})], [])
+        target.forward([Segment(PageTable(target.shape), **{**good, **segment})], [])
     with pytest.raises(IndexError):
-        target.forward([Segment(Slab(target.shape), **good)], [1])
+        target.forward([Segment(PageTable(target.shape), **good)], [1])
 
 
 def test_threads_end_with_their_decoder() -> None:
@@ -342,10 +342,10 @@ def test_a_process_with_a_decoder_ends_in_peace(tiny_model: Path) -> None:
 import torch
 torch.set_num_threads(3)
 from pathlib import Path
-from agentspec.engine.profile import filled_slab, pass_seconds
+from agentspec.engine.profile import filled_table, pass_seconds
 from agentspec.engine.target import Target
 target = Target.load(Path({str(tiny_model)!r}))
-pass_seconds(target, filled_slab(target, 5), 8, 2)
+pass_seconds(target, filled_table(target, 5), 8, 2)
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -408,17 +408,17 @@ def test_every_family_sees_what_transformers_lets_it_see(name: str, compiled: bo
     tokens = torch.randint(0, 61, (100,)).tolist()
     expected = by_transformers(WINDOWS[name](), tokens)
     target = Target(WINDOWS[name](), compiled=compiled)
-    slab = Slab(target.shape)
-    first = target.forward([Segment(slab, tuple(tokens[:80]), tuple(range(80)), None)], range(80))
+    table = PageTable(target.shape)
+    first = target.forward([Segment(table, tuple(tokens[:80]), tuple(range(80)), None)], range(80))
     torch.testing.assert_close(first, expected[:80], atol=5e-5, rtol=1e-4)
-    slab.commit(range(80))
-    tree = Segment(slab, (tokens[80], 3, tokens[81], tokens[82]), (0, 1, 1, 2), (-1, 0, 0, 2))
+    table.commit(range(80))
+    tree = Segment(table, (tokens[80], 3, tokens[81], tokens[82]), (0, 1, 1, 2), (-1, 0, 0, 2))
     torch.testing.assert_close(target.forward([tree], [0, 2, 3]), expected[80:83], atol=5e-5, rtol=1e-4)
-    slab.commit([0, 2, 3])
+    table.commit([0, 2, 3])
     for at in range(83, 90):
-        alone = target.forward([Segment(slab, (tokens[at],), (0,), None)], [0])
+        alone = target.forward([Segment(table, (tokens[at],), (0,), None)], [0])
         torch.testing.assert_close(alone[0], expected[at], atol=5e-5, rtol=1e-4)
-        slab.commit([0])
+        table.commit([0])
 
 
 @pytest.mark.parametrize(
@@ -468,7 +468,7 @@ def test_numbers_that_are_none_end_no_thread(broken: str) -> None:
         model.model.embed_tokens.weight[5] = float("nan") if broken == "no number" else 0.0
     mine = Target(model)
     torch.set_num_threads(threads)
-    broken_run, other = (Segment(Slab(mine.shape), tokens, (0, 1), None) for tokens in ((1, 5), (1, 2)))
+    broken_run, other = (Segment(PageTable(mine.shape), tokens, (0, 1), None) for tokens in ((1, 5), (1, 2)))
     logits = mine.forward([broken_run, other], [1, 3])
     assert logits[0].isnan().all()
     assert not logits[1].isnan().any()
@@ -480,12 +480,12 @@ import os, signal, sys, time, torch
 torch.set_num_threads(2)
 from pathlib import Path
 from agentspec.engine.attention import Segment
-from agentspec.engine.kv import Slab
+from agentspec.engine.kv import PageTable
 from agentspec.engine.linear import FirstOfFused
 from agentspec.engine.target import Target
 target = Target.load(Path({str(tiny_model)!r}))
 def compute():
-    return target.forward([Segment(Slab(target.shape), (1,), (0,), None)], [0])
+    return target.forward([Segment(PageTable(target.shape), (1,), (0,), None)], [0])
 compute()
 child = os.fork()
 if child == 0:

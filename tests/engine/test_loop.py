@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentspec.engine.attention import Segment
-from agentspec.engine.kv import Slab
+from agentspec.engine.kv import PageTable
 from agentspec.errors import InternalError
 from agentspec.types import FinishReason, SamplingParams
 
@@ -24,7 +24,7 @@ def prompt_of(seed: int, length: int = 20) -> list[int]:
 def plain_tokens(harness: Any, kit: Any, prompt: list[int], count: int, sampling: SamplingParams) -> tuple[int, ...]:
     loop = harness.loop()
     job, result = harness.job(prompt, count, sampling=sampling)
-    loop.waiting.append(job)
+    loop.add(job)
     kit.drain(loop)
     return result.tokens  # type: ignore[no-any-return]
 
@@ -46,7 +46,7 @@ def test_speculation_never_changes_the_output(
     loop = harness.loop()
     drafter = None if kind == "silent" else kit.Scripted(prompt, answer, kind)
     job, result = harness.job(prompt, count, drafter, sampling)
-    loop.waiting.append(job)
+    loop.add(job)
     kit.drain(loop)
     assert result.tokens == answer
     report = result.deltas[-1].report
@@ -70,7 +70,7 @@ def test_a_batch_with_late_arrivals_equals_one_after_the_other(
     for i, prompt in enumerate(prompts):
         kind = KINDS[1:][i % 6]
         job, result = harness.job(prompt, 25, kit.Scripted(prompt, alone[i], kind), sampling, trajectory=str(i))
-        loop.waiting.append(job)
+        loop.add(job)
         results.append(result)
         loop.step()
         loop.step()
@@ -78,23 +78,20 @@ def test_a_batch_with_late_arrivals_equals_one_after_the_other(
     assert [result.tokens for result in results] == alone
 
 
-def kv_of(slab: Slab, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first keys and values, (layers, heads, tokens, dim)."""
-    return slab.k.transpose(3, 4).flatten(2, 3)[:, :, :tokens], slab.v.flatten(2, 3)[:, :, :tokens]
-
-
-def kv_equals_a_fresh_prefill(harness: Any, tokens: list[int], slab: Slab) -> None:
+def kv_equals_a_fresh_prefill(harness: Any, tokens: list[int], table: PageTable) -> None:
     if not tokens:
         return
-    fresh = Slab(harness.target.shape)
+    fresh = PageTable(harness.target.shape)
     harness.target.forward([Segment(fresh, tuple(tokens), tuple(range(len(tokens))), None)], [0])
-    for mine, right in zip(kv_of(slab, len(tokens)), kv_of(fresh, len(tokens)), strict=True):
-        assert torch.equal(mine, right)
+    for layer in range(harness.target.shape.layers):
+        pairs = zip(table.keys_and_values(layer, len(tokens)), fresh.keys_and_values(layer, len(tokens)), strict=True)
+        for mine, right in pairs:
+            assert torch.equal(mine, right)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_after_accepts_rejects_and_aborts_the_kv_equals_a_fresh_prefill(
+def test_after_accepts_rejects_preemptions_and_aborts_the_kv_equals_a_fresh_prefill(
     harness: Any, kit: Any, data: st.DataObject
 ) -> None:
     loop = harness.loop(max_running=3, prefill_chunk=data.draw(st.sampled_from([4, 64])))
@@ -104,31 +101,33 @@ def test_after_accepts_rejects_and_aborts_the_kv_equals_a_fresh_prefill(
         answer = harness.greedy(prompt, 12)
         kind = data.draw(st.sampled_from(KINDS[1:]))
         job, _ = harness.job(prompt, 12, kit.Scripted(prompt, answer, kind), trajectory=str(i % 2))
-        loop.waiting.append(job)
+        loop.add(job)
         jobs.append(job)
     while not loop.idle:
         victim = data.draw(st.sampled_from([None, None, None, *jobs]))
         if victim is not None:
             victim.cancelled = True
+        if loop.scheduler.running and data.draw(st.integers(0, 4)) == 0:
+            loop.scheduler.preempt(data.draw(st.sampled_from(loop.scheduler.running)))
         loop.step()
-        for job in loop.running:
-            length = job.holding.slab.length
+        for job in loop.scheduler.running:
+            length = job.holding.table.length
             assert length <= len(job.tokens) - 1
-            kv_equals_a_fresh_prefill(harness, job.tokens[:length], job.holding.slab)
+            kv_equals_a_fresh_prefill(harness, job.tokens[:length], job.holding.table)
     assert not loop.pool.running
-    for holding in loop.pool.finished:
-        kv_equals_a_fresh_prefill(harness, holding.tokens.tolist(), holding.slab)
+    for kept in kit.sequences(loop.pool):
+        kv_equals_a_fresh_prefill(harness, kept.tokens, kept.table)
 
 
 def test_the_second_turn_prefills_only_what_is_new(harness: Any, kit: Any) -> None:
     loop = harness.loop()
     first, result = harness.job(prompt_of(1, 60), 10)
-    loop.waiting.append(first)
+    loop.add(first)
     kit.drain(loop)
     longer = [*prompt_of(1, 60), *result.tokens, *prompt_of(2, 15)]
     before = loop.totals["prefill_tokens_total"]
     second, again = harness.job(longer, 10)
-    loop.waiting.append(second)
+    loop.add(second)
     kit.drain(loop)
     report = again.deltas[-1].report
     assert report.cached_tokens == 60 + len(result.tokens) - 1
@@ -142,41 +141,41 @@ def test_a_shared_prefix_is_copied_while_its_owner_keeps_its_own(harness: Any, k
     for name in ("a", "b"):
         prompt = [*system, *prompt_of(ord(name), 10)]
         job, result = harness.job(prompt, 8, trajectory=name)
-        loop.waiting.append(job)
+        loop.add(job)
         kit.drain(loop)
         assert list(result.tokens) == harness.greedy(prompt, 8)
     assert job.cached_tokens == 50
-    assert len(loop.pool.finished) == 2
+    assert len(kit.sequences(loop.pool)) == 2
 
 
 def test_no_prefix_is_shared_across_tenants(harness: Any, kit: Any) -> None:
     loop = harness.loop()
     for tenant in ("a", "b"):
         job, _ = harness.job(prompt_of(1, 50), 4, tenant=tenant)
-        loop.waiting.append(job)
+        loop.add(job)
         kit.drain(loop)
     assert job.cached_tokens == 0
 
 
 def test_finished_turns_leave_when_memory_is_short(harness: Any, kit: Any) -> None:
     token_bytes = harness.target.shape.token_bytes
-    loop = harness.loop(kv_bytes=token_bytes * 800)
+    loop = harness.loop(kv_bytes=token_bytes * 320)
     for seed in range(12):
         job, result = harness.job(prompt_of(seed, 40), 4, trajectory=str(seed))
-        loop.waiting.append(job)
+        loop.add(job)
         kit.drain(loop)
         assert list(result.tokens) == harness.greedy(prompt_of(seed, 40), 4)
-    assert loop.pool.used <= 800 + 300
-    assert 0 < len(loop.pool.finished) < 12
+    assert loop.pool.pages == loop.pool.limit == len(kit.sequences(loop.pool)) == 5
+    assert loop.pool.evicted == 7
 
 
 def test_a_request_waits_while_memory_is_taken(harness: Any, kit: Any) -> None:
     loop = harness.loop(kv_bytes=harness.target.shape.token_bytes * 100)
     jobs = [harness.job(prompt_of(seed, 40), 20, trajectory=str(seed)) for seed in range(3)]
     for job, _ in jobs:
-        loop.waiting.append(job)
+        loop.add(job)
     loop.step()
-    assert len(loop.running) == 1
+    assert len(loop.scheduler.running) == 1
     kit.drain(loop)
     assert [list(r.tokens) for _, r in jobs] == [harness.greedy(prompt_of(seed, 40), 20) for seed in range(3)]
 
@@ -184,7 +183,7 @@ def test_a_request_waits_while_memory_is_taken(harness: Any, kit: Any) -> None:
 def test_a_cancelled_job_leaves_within_one_step(harness: Any, kit: Any) -> None:
     loop = harness.loop()
     job, result = harness.job(prompt_of(1), 200)
-    loop.waiting.append(job)
+    loop.add(job)
     loop.step()
     loop.step()
     count = len(result.deltas)
@@ -199,7 +198,7 @@ def test_eng_16_drafts_stop_at_the_end_of_the_window(harness: Any, kit: Any) -> 
     answer = harness.greedy(prompt, 12)
     loop = harness.loop()
     job, result = harness.job(prompt, 12, kit.Scripted(prompt, answer, "right"))
-    loop.waiting.append(job)
+    loop.add(job)
     kit.drain(loop)
     assert list(result.tokens) == answer
     assert job.completion.finish in (FinishReason.LENGTH, FinishReason.STOP)
@@ -208,11 +207,11 @@ def test_eng_16_drafts_stop_at_the_end_of_the_window(harness: Any, kit: Any) -> 
 def test_a_failing_pass_fails_its_batch_and_the_loop_goes_on(harness: Any, kit: Any) -> None:
     loop = harness.loop()
     bad, failed = harness.job([10**6], 5)
-    loop.waiting.append(bad)
+    loop.add(bad)
     kit.drain(loop)
     assert len(failed.errors) == 1
     good, result = harness.job(prompt_of(1), 5)
-    loop.waiting.append(good)
+    loop.add(good)
     kit.drain(loop)
     assert list(result.tokens) == harness.greedy(prompt_of(1), 5)
 
@@ -237,7 +236,8 @@ def test_a_request_that_fails_alone_leaves_its_neighbours_alone(harness: Any, ki
     bad, failed = harness.job(prompt_of(1), 20, trajectory="bad")
     bad.completion.text = Broken()
     good, result = harness.job(prompt_of(2), 20, trajectory="good")
-    loop.waiting.extend([bad, good])
+    loop.add(bad)
+    loop.add(good)
     kit.drain(loop)
     assert len(failed.errors) == 1
     assert list(result.tokens) == harness.greedy(prompt_of(2), 20)
@@ -248,7 +248,7 @@ def test_no_draft_is_sent_when_it_does_not_pay(harness: Any, kit: Any) -> None:
     answer = harness.greedy(prompt, 20)
     loop = harness.loop(per_row=100.0)
     job, result = harness.job(prompt, 20, kit.Scripted(prompt, answer, "right"))
-    loop.waiting.append(job)
+    loop.add(job)
     kit.drain(loop)
     report = result.deltas[-1].report
     assert report.drafted_total == 0
@@ -261,7 +261,8 @@ def test_a_request_that_cannot_be_started_fails_alone(harness: Any, kit: Any) ->
     loop = harness.loop()
     impossible, failed = harness.job([2**40], 10)
     job, result = harness.job(prompt, 10)
-    loop.waiting.extend([impossible, job])
+    loop.add(impossible)
+    loop.add(job)
     kit.drain(loop)
     assert [type(error) for error in failed.errors] == [InternalError]
     assert result.tokens == answer

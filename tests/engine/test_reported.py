@@ -12,7 +12,7 @@ import torch
 from agentspec.cache.retrieval import Histories
 from agentspec.config import CacheConfig, Config, EngineConfig, ModelConfig
 from agentspec.engine.attention import Segment
-from agentspec.engine.kv import Slab
+from agentspec.engine.kv import PageTable
 from agentspec.engine.service import Engine
 from agentspec.policies.cost import FixedCost
 from agentspec.types import FinishReason, GenerationRequest, Report, Scope, SpeculationParams, Trajectory
@@ -23,7 +23,8 @@ def prompt_of(seed: int, length: int = 20) -> list[int]:
 
 
 def finish(loop: Any, kit: Any, *jobs: Any) -> None:
-    loop.waiting.extend(jobs)
+    for job in jobs:
+        loop.add(job)
     kit.drain(loop)
 
 
@@ -66,11 +67,11 @@ def test_eng_10_a_row_says_the_same_whatever_is_verified_beside_it(harness: Any,
         ids = torch.tensor([prompt])
         with torch.inference_mode():
             right = harness.plain(ids).logits[0, -1]
-        slab = Slab(target.shape)
-        target.forward([Segment(slab, tuple(prompt[:-1]), tuple(range(29)), None)], [0])
-        slab.commit(range(29))
+        table = PageTable(target.shape)
+        target.forward([Segment(table, tuple(prompt[:-1]), tuple(range(29)), None)], [0])
+        table.commit(range(29))
         tokens = (prompt[-1], *prompt_of(seed + 100, width - 1))
-        row = target.forward([Segment(slab, tokens, tuple(range(width)), None)], [0])[0]
+        row = target.forward([Segment(table, tokens, tuple(range(width)), None)], [0])[0]
         torch.testing.assert_close(row, right, atol=1e-4, rtol=1e-4)
         assert row.argmax() == right.argmax()
 
@@ -105,8 +106,8 @@ def test_eng_14_only_committed_tokens_are_reused(harness: Any, kit: Any, kind: s
     answer = harness.greedy(prompt, 20)
     job, result = harness.job(prompt, 20, kit.Scripted(prompt, answer, kind))
     finish(loop, kit, job)
-    (kept,) = loop.pool.finished
-    assert kept.tokens.tolist() == [*prompt, *result.tokens][: kept.slab.length]
+    (kept,) = kit.sequences(loop.pool)
+    assert kept.tokens == [*prompt, *result.tokens][: len(kept.tokens)]
 
 
 def test_sfx_10_the_last_token_of_a_cut_turn_was_never_computed(harness: Any, kit: Any) -> None:
@@ -115,7 +116,8 @@ def test_sfx_10_the_last_token_of_a_cut_turn_was_never_computed(harness: Any, ki
     job, result = harness.job(prompt, 9)
     finish(loop, kit, job)
     assert job.completion.finish is FinishReason.LENGTH
-    assert loop.pool.finished[0].slab.length == len(prompt) + 9 - 1
+    (kept,) = kit.sequences(loop.pool)
+    assert len(kept.tokens) == len(prompt) + 9 - 1
     longer = [*prompt, *result.tokens, 5]
     job, result = harness.job(longer, 9)
     finish(loop, kit, job)
@@ -123,7 +125,7 @@ def test_sfx_10_the_last_token_of_a_cut_turn_was_never_computed(harness: Any, ki
     assert list(result.tokens) == harness.greedy(longer, 9)
 
 
-def served(folder: Path, scenario: Callable[[Engine], Awaitable[None]], window: int = 0, **settings: int) -> None:
+def served(folder: Path, scenario: Callable[[Engine], Awaitable[None]], window: int = 0, **settings: Any) -> None:
     async def body() -> None:
         config = Config(model=ModelConfig(name=str(folder), window=window), engine=EngineConfig(**settings))
         engine = Engine.from_folder(config, folder, Histories(CacheConfig()))

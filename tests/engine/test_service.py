@@ -28,12 +28,12 @@ from agentspec.types import (
 OFF = SpeculationParams(enabled=False)
 
 
-def engine_on(folder: Path, **settings: int) -> Engine:
+def engine_on(folder: Path, **settings: Any) -> Engine:
     config = Config(model=ModelConfig(name=str(folder)), engine=EngineConfig(**settings))
     return Engine.from_folder(config, folder, Histories(CacheConfig()))
 
 
-def run(folder: Path, scenario: Callable[[Engine], Awaitable[None]], **settings: int) -> None:
+def run(folder: Path, scenario: Callable[[Engine], Awaitable[None]], **settings: Any) -> None:
     async def body() -> None:
         engine = engine_on(folder, **settings)
         try:
@@ -252,14 +252,14 @@ def test_a_memory_smaller_than_the_window_makes_the_window_smaller(
     tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(engine: Engine) -> None:
-        assert engine.window == 96
-        assert "AGENTSPEC_ENGINE_KV_BYTES limits the window to 96 of 512 tokens" in caplog.text
-        asked = replace(request(engine, "hi"), prompt=(65,) * 95, max_tokens=9)
+        assert engine.window == 64
+        assert "AGENTSPEC_ENGINE_KV_BYTES limits the window to 64 of 512 tokens" in caplog.text
+        asked = replace(request(engine, "hi"), prompt=(65,) * 63, max_tokens=9)
         deltas = [delta async for delta in engine.generate(asked)]
         assert deltas[-1].finish is not None
         assert sum(delta.tokens for delta in deltas) == 1
 
-    run(tiny_model, scenario, kv_bytes=100 * 1024)
+    run(tiny_model, scenario, kv_bytes=127 * 1024)
 
 
 def test_an_engine_whose_thread_died_leaves_nobody_waiting(tiny_model: Path) -> None:

@@ -8,7 +8,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from agentspec.compiled import compiled
-from agentspec.kernels.cpu.attend import CHUNK, attend_chunk, finish, join
+from agentspec.kernels.cpu.attend import CHUNK, PAGE, attend_chunk, finish, join
 from agentspec.kernels.cpu.lanes import BYTES, LANES, LOWEST, exponentiate, gate, largest, square_sum
 from agentspec.kernels.cpu.product import aligned, pack, sweep
 
@@ -111,13 +111,14 @@ def slow(q: Floats, keys: Floats, values: Floats, parents: list[int], length: in
 
 
 def attended(
-    q: Floats, keys: Floats, values: Floats, parents: list[int] | None, length: int, window: int, first: int, last: int
+    q: Floats, memory: Floats, parents: list[int] | None, length: int, window: int, first: int, last: int
 ) -> Floats:
-    """Rows `first` to `last` of q (rows, groups, dim), chunk by chunk."""
+    """Rows `first` to `last` of q (rows, groups, dim), chunk by chunk; pages lie in `memory` last one first."""
     rows, groups, dim = q.shape
     count = (last - first) * groups
     scores = np.full((count, CHUNK + rows + 3 * LANES), np.nan, np.float32)
     path = np.zeros(rows, np.int64)
+    pages = np.asarray([page.ctypes.data for page in memory[::-1]], np.int64)
     links = None if parents is None else np.asarray(parents, np.int64)
     results: list[tuple[Floats, Floats, Floats]] = []
     for begin in range(0, length + rows, CHUNK):
@@ -127,8 +128,9 @@ def attended(
             begin,
             q[first:].ctypes.data,
             groups,
-            keys.ctypes.data,
-            values.ctypes.data,
+            pages.ctypes.data,
+            0,
+            PAGE * dim * 4,
             dim,
             length,
             first,
@@ -166,38 +168,40 @@ TREES = [[-1], [-1, 0, 1, 2], [-1, 0, 0, 0], [-1, 0, 1, 0, 3, 3, 1], [-1, *[max(
 @pytest.mark.parametrize("parents", TREES, ids=str)
 def test_attention_equals_its_slow_twin(parents: list[int], groups: int, dim: int, length: int, window: int) -> None:
     rows = len(parents)
-    q, keys, values, k, v = sequence(rows, groups, dim, length)
-    out = attended(q, keys, values, parents, length, window, 0, rows)
+    q, memory, k, v = sequence(rows, groups, dim, length)
+    out = attended(q, memory, parents, length, window, 0, rows)
     np.testing.assert_allclose(out, slow(q, k, v, parents, length, window), atol=2e-5)
     for node in range(rows):
-        assert np.array_equal(attended(q, keys, values, parents, length, window, node, node + 1)[0], out[node])
+        assert np.array_equal(attended(q, memory, parents, length, window, node, node + 1)[0], out[node])
 
 
 @pytest.mark.parametrize("window", [0, 5, 700])
 @pytest.mark.parametrize("length", [0, 40, CHUNK - 10])
 def test_rows_of_a_chain_have_the_bits_that_each_has_alone(length: int, window: int) -> None:
     rows = 45
-    q, keys, values, k, v = sequence(rows, 2, LANES, length)
-    out = attended(q, keys, values, None, length, window, 0, rows)
+    q, memory, k, v = sequence(rows, 2, LANES, length)
+    out = attended(q, memory, None, length, window, 0, rows)
     chain = list(range(-1, rows - 1))
     np.testing.assert_allclose(out, slow(q, k, v, chain, length, window), atol=2e-5)
-    assert np.array_equal(attended(q, keys, values, chain, length, window, 0, rows), out)
+    assert np.array_equal(attended(q, memory, chain, length, window, 0, rows), out)
     for row in (0, 1, 20, 44):
-        alone = attended(q[row : row + 1].copy(), keys, values, None, length + row, window, 0, 1)
+        alone = attended(q[row : row + 1].copy(), memory, None, length + row, window, 0, 1)
         assert np.array_equal(alone[0], out[row])
 
 
-def sequence(rows: int, groups: int, dim: int, length: int) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-    """Queries, keys and values as they lie in memory, and plain; NaN where nothing may be read into a result."""
+def sequence(rows: int, groups: int, dim: int, length: int) -> tuple[Floats, Floats, Floats, Floats]:
+    """Queries, pages, and keys and values apart; NaN where nothing may be read into a result."""
     total = length + rows
-    blocks = -(-total // LANES)
+    count = -(-total // PAGE)
     q, k, v = random(rows, groups, dim) * np.float32(0.4), random(total + 1, dim)[:total], random(total, dim)
-    keys, values = aligned((blocks, dim, LANES)), aligned((blocks * LANES, dim))
-    keys[:], values[:] = np.nan, np.nan
+    memory = aligned((count, 2, PAGE * dim))
+    memory[:] = np.nan
     for position in range(total):
-        keys[position // LANES, :, position % LANES] = k[position]
-    values[:total] = v
-    return q, keys, values, k, v
+        keys, values = memory[count - 1 - position // PAGE]
+        at = position % PAGE
+        keys.reshape(PAGE // LANES, dim, LANES)[at // LANES, :, at % LANES] = k[position]
+        values.reshape(PAGE, dim)[at] = v[position]
+    return q, memory, k, v
 
 
 def test_a_kernel_is_not_compiled_again_for_a_constant() -> None:

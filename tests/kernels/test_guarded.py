@@ -12,8 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import agentspec.kernels.cpu.decoder as decoder_module
 from agentspec.config import Dtype
 from agentspec.engine.attention import NAME, Segment
-from agentspec.engine.kv import Slab
+from agentspec.engine.kv import BLOCK, PageTable
 from agentspec.engine.target import Target
+from agentspec.kernels.cpu.attend import PAGE
 
 GUARD = 8192
 MARK = 0xA5
@@ -42,14 +43,17 @@ class Guarded:
         return all((room[:start] == MARK).all() and (room[stop:] == MARK).all() for room, start, stop in self.rooms)
 
 
-def guarded_slab(target: Target, guarded: Guarded, tokens: int) -> Slab:
-    """A slab with room for exactly `tokens`, rounded up to blocks, between guards."""
-    slab = Slab(target.shape)
-    slab.reserve(tokens)
-    slab._move(tokens)
-    slab.k = torch.from_numpy(guarded(tuple(slab.k.shape)))
-    slab.v = torch.from_numpy(guarded(tuple(slab.v.shape)))
-    return slab
+def guarded_table(target: Target, guarded: Guarded, tokens: int) -> PageTable:
+    """A sequence with room for `tokens`, every page between guards of its own."""
+    shape = target.shape
+    table = PageTable(shape)
+    table.reserve(tokens)
+    for page in table.pages:
+        memory = torch.from_numpy(guarded((2, shape.layers, shape.heads, PAGE * shape.dim)))
+        page.k = memory[0].view(shape.layers, shape.heads, PAGE // BLOCK, shape.dim, BLOCK)
+        page.v = memory[1].view(shape.layers, shape.heads, PAGE, shape.dim)
+        page.address = memory.data_ptr()
+    return table
 
 
 def tree(dice: random.Random, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -82,22 +86,22 @@ def test_guards_stay_as_they_are(monkeypatch: pytest.MonkeyPatch, name: str, thr
     guarded = Guarded()
     monkeypatch.setattr(decoder_module, "aligned", guarded)
     dice = random.Random(len(name) + threads)
-    slab = guarded_slab(target, guarded, 2600)
+    table = guarded_table(target, guarded, 2600)
     for _ in range(30):
         segments = []
         for _ in range(dice.choice([0, 0, 1, 2])):
             size = dice.choice([1, 5, 30, 300])
-            other = guarded_slab(target, guarded, size)
+            other = guarded_table(target, guarded, size)
             segments.append(Segment(other, (5,) * size, tuple(range(size)), None))
         size = dice.choice([1, 2, 7, 16, 33, 64, 333, 512])
-        if slab.length + size > 2600:
-            slab.length = 0
+        if table.length + size > 2600:
+            table.length = 0
         if size > 64:
-            segments.append(Segment(slab, (7,) * size, tuple(range(size)), None))
+            segments.append(Segment(table, (7,) * size, tuple(range(size)), None))
         else:
             parents, depths = tree(dice, size)
-            segments.append(Segment(slab, (9,) * size, depths, parents))
+            segments.append(Segment(table, (9,) * size, depths, parents))
         rows = sum(len(segment.tokens) for segment in segments)
         target.forward(segments, sorted(dice.sample(range(rows), dice.randint(0, min(rows, 5)))))
-        slab.commit(range(size if size > 64 else 1))
+        table.commit(range(size if size > 64 else 1))
         assert guarded.unharmed()

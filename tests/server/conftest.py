@@ -25,6 +25,7 @@ REPORT = Report(
     queue_s=0.001,
     prefill_s=0.01,
     decode_s=0.02,
+    decode_tokens=0,
     draft_s=0.003,
     token_ids=(1, 2, 3),
 )
@@ -71,7 +72,9 @@ class ScriptedWorker:
                 raise self.failure
             complete = True
             finish = self.finish if len(pieces) == len(self.script) else FinishReason.LENGTH
-            counts = replace(REPORT, prompt_tokens=len(request.prompt), completion_tokens=len(pieces))
+            counts = replace(
+                REPORT, prompt_tokens=len(request.prompt), completion_tokens=len(pieces), decode_tokens=len(pieces)
+            )
             yield Delta("", 0, finish, counts)
         finally:
             self.running -= 1

@@ -24,11 +24,18 @@ def turn(on: Answer, off: Answer | None = None) -> TurnResult:
     return TurnResult("a", 2, "digest", on, off)
 
 
-def test_rate_weighs_turns_by_length_and_counts_the_first_token() -> None:
+def test_rate_weighs_turns_by_length() -> None:
     assert decode_rate([answer(10, 1.0), answer(30, 1.0)]) == 20.0
     assert decode_rate([answer(1, 0.1), answer(10, 1.9)]) == 5.5
     assert decode_rate([answer(1)]) is None
     assert decode_rate([]) is None
+
+
+def test_rate_leaves_out_the_token_that_the_prompt_gave() -> None:
+    assert decode_rate([answer(11, 1.0, decode_tokens=10), answer(11, 1.0, decode_tokens=11)]) == 10.5
+    only_first = answer(1, 0.001, decode_tokens=0)
+    assert decode_rate([only_first]) is None
+    assert speed_ratio([turn(answer(5, 1.0), only_first)]) is None
 
 
 def test_rate_without_a_report_is_by_the_client_clock() -> None:

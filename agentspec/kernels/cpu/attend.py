@@ -1,9 +1,9 @@
 """Attention of a sequence's rows over its cached keys and values and over the ancestors of each row.
 
-Keys lie in blocks of `LANES` positions, (blocks, dim, LANES); values as (positions, dim). The rows of a pass have
-theirs behind the cached ones, in the order of the rows. The query heads that share keys are attended together, so that
-keys and values are read once; the positions are cut into chunks, which threads take one by one, and each row's
-results over the chunks are joined in their order.
+Keys and values lie in pages of `PAGE` positions: keys in blocks of `LANES` positions, (blocks, dim, LANES), values as
+(positions, dim). The rows of a pass have theirs behind the cached ones, in the order of the rows. The query heads that
+share keys are attended together, so that keys and values are read once; the positions are cut into chunks, which
+threads take one by one, and each row's results over the chunks are joined in their order.
 
 A row's scores are moved to the positions of its line of ancestors before they are summed up, chunks begin at fixed
 positions, and within a chunk sums run in the order of positions: a row's result has the same bits in any tree.
@@ -17,8 +17,11 @@ from agentspec.kernels.cpu.lanes import BYTES, LANES, MOST_ROWS, accumulate, exp
 from agentspec.kernels.cpu.memory import floats, integers
 from agentspec.kernels.cpu.product import sweep
 
+PAGE = 64
+"""Positions of a page; a multiple of `LANES`."""
+
 CHUNK = 512
-"""Positions of a chunk; a multiple of `LANES`."""
+"""Positions of a chunk; a multiple of `PAGE`."""
 
 TOGETHER = 24
 """Rows times heads that are attended together, at most, but for one row of more heads."""
@@ -82,10 +85,44 @@ def score(count: int, queries: int, dim: int, keys: int, values: int, out: int, 
 
 
 @compiled
+def key_block(pages: NDArray[np.int64], keys: int, block: int, dim: int) -> int:
+    """Where a block of keys is; `keys` is where a page has those of this head."""
+    return int(pages[block * LANES // PAGE] + keys + block % (PAGE // LANES) * dim * BYTES)
+
+
+@compiled
+def weighted_sums(
+    count: int,
+    pages: NDArray[np.int64],
+    values: int,
+    dim: int,
+    start: int,
+    stop: int,
+    weights: int,
+    weight_stride: int,
+    sums: int,
+    sum_stride: int,
+) -> None:
+    """Sums of the values of positions `start` to `stop`, page by page, for `LANES` columns; `weights` are those of
+    `start` and on."""
+    if stop <= start:
+        for at in range(count):
+            floats(sums + at * sum_stride, LANES)[:] = ZERO
+    at = start
+    while at < stop:
+        end = min(stop, at // PAGE * PAGE + PAGE)
+        source = pages[at // PAGE] + values + at % PAGE * dim * 4
+        here = weights + (at - start) * 4
+        sweep(count, here, weight_stride, source, dim * 4, end - at, sums, sum_stride, 1 if at == start else 0)
+        at = end
+
+
+@compiled
 def attend_chunk(
     begin: int,
     queries: int,
     groups: int,
+    page_list: int,
     keys: int,
     values: int,
     dim: int,
@@ -107,8 +144,10 @@ def attend_chunk(
     """Positions `begin` to `begin + CHUNK` for rows `first` to `last` of `rows` and the heads that share these keys.
 
     For every row and head, in this order: the largest score, the sum of the weights relative to it, and the weighted
-    sum of the values, each with its stride. `length` positions are cached. `parents` is 0 for a chain.
+    sum of the values, each with its stride. `length` positions are cached. `parents` is 0 for a chain. `page_list` is
+    where the addresses of the sequence's pages are, `keys` and `values` where in a page those of this head are.
     """
+    pages = integers(page_list, (length + rows + PAGE - 1) // PAGE)
     count = (last - first) * groups
     chain = parents == 0
     ancestors, nodes = integers(parents, rows), integers(path, rows)
@@ -118,13 +157,14 @@ def attend_chunk(
     if window > 0:
         start = max(begin, (length + (first if chain else 0) + 1 - window) // LANES * LANES)
     for block in range(start // LANES, (stop + LANES - 1) // LANES):
-        place, skipped = scores + (block * LANES - begin) * 4, block * dim * BYTES
-        score(count, queries, dim, keys + skipped, values + skipped, place, score_stride)
+        place, here = scores + (block * LANES - begin) * 4, key_block(pages, keys, block, dim)
+        score(count, queries, dim, here, here - keys + values, place, score_stride)
     branching = not chain and end > length
     if branching:
         for block in range(length // LANES, (length + rows + LANES - 1) // LANES):
             place = scores + (CHUNK + (block - length // LANES) * LANES) * 4
-            sweep(count, queries, dim * 4, keys + block * dim * BYTES, BYTES, dim, place, score_stride, 1)
+            here = key_block(pages, keys, block, dim)
+            sweep(count, queries, dim * 4, here, BYTES, dim, place, score_stride, 1)
     for row in range(last - first):
         visible = length + first + row + 1 if chain else length + line(ancestors, first + row, nodes)
         shown = min(visible, end)
@@ -132,28 +172,24 @@ def attend_chunk(
         for group in range(groups):
             at = row * groups + group
             if branching:
-                here = floats(scores + at * score_stride, CHUNK + rows + LANES)
+                moved = floats(scores + at * score_stride, CHUNK + rows + LANES)
                 for position in range(max(start, length), shown):
-                    here[position - begin] = here[CHUNK + length % LANES + nodes[position - length]]
+                    moved[position - begin] = moved[CHUNK + length % LANES + nodes[position - length]]
             weighed = weigh(scores + at * score_stride, start - begin, hidden - begin, shown - begin, stop - begin)
             floats(tops + at * stat_stride, 1)[0] = weighed[0]
             floats(totals + at * stat_stride, 1)[0] = weighed[1]
     for column in range(0, dim, LANES):
-        place = sums + column * 4
-        source = values + column * 4
-        if stop > start:
-            weights = scores + (start - begin) * 4
-            sweep(count, weights, score_stride, source + start * dim * 4, dim * 4, stop - start, place, sum_stride, 1)
-        else:
-            for at in range(count):
-                floats(place + at * sum_stride, LANES)[:] = ZERO
+        place, source = sums + column * 4, values + column * 4
+        weights = scores + (start - begin) * 4
+        weighted_sums(count, pages, source, dim, start, stop, weights, score_stride, place, sum_stride)
         if branching:
             for row in range(last - first):
                 shown = min(end, length + line(ancestors, first + row, nodes))
                 weights = scores + row * groups * score_stride
                 out = place + row * groups * sum_stride
                 for position in range(max(start, length), shown):
-                    value = source + (length + nodes[position - length]) * dim * 4
+                    slot = length + nodes[position - length]
+                    value = pages[slot // PAGE] + source + slot % PAGE * dim * 4
                     sweep(groups, weights + (position - begin) * 4, score_stride, value, 0, 1, out, sum_stride, 0)
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agentspec.kernels.cpu.attend import CHUNK, TOGETHER
+from agentspec.kernels.cpu.attend import CHUNK, PAGE, TOGETHER
 from agentspec.kernels.cpu.lanes import BYTES, LANES
-from agentspec.kernels.cpu.passes import CALL, LAYER, MODEL, lead, serve
+from agentspec.kernels.cpu.passes import CALL, LAYER, MODEL, PAGES, PARENTS, SEGMENT_FIELDS, lead, serve
 from agentspec.kernels.cpu.product import aligned, pack
 from agentspec.kernels.cpu.quantised import pack_quantised, row_bytes
 from agentspec.kernels.cpu.team import SYNC_WORDS
@@ -74,8 +74,8 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """One sequence's rows of a pass, and where its keys and values lie: (layers, kv heads, blocks, ...) as `attend`
-    says, with room for the rows behind the cached positions."""
+    """One sequence's rows of a pass, and the addresses of the pages where its keys and values lie: as `attend` says,
+    keys of all layers and heads before the values, with room for the rows behind the cached positions."""
 
     tokens: Sequence[int]
     depths: Sequence[int]
@@ -83,9 +83,7 @@ class Rows:
     """None for a chain."""
 
     length: int
-    keys: int
-    values: int
-    blocks: int
+    pages: Sequence[int]
 
 
 class Decoder:
@@ -207,30 +205,29 @@ class Decoder:
         tokens: list[int] = []
         positions: list[int] = []
         owners: list[int] = []
-        parents: list[int] = []
-        table: list[int] = []
-        links: list[int] = []
+        lists: list[int] = []
+        records = np.zeros((len(segments), SEGMENT_FIELDS), np.int64)
         for number, segment in enumerate(segments):
             count = len(segment.tokens)
-            links.append(-1 if segment.parents is None else len(parents))
-            table += [len(tokens), count, segment.length, segment.keys, segment.values, segment.blocks, 0]
+            records[number, :3] = len(tokens), count, segment.length
+            records[number, PAGES] = len(lists)
+            lists += segment.pages
+            records[number, PARENTS] = -1 if segment.parents is None else len(lists)
+            lists += segment.parents or ()
             tokens += segment.tokens
             positions += [segment.length + depth for depth in segment.depths]
             owners += [number] * count
-            parents += segment.parents or ()
         self._check(segments, tokens, positions, keep)
-        words = np.array([*tokens, *positions, *owners, *keep, *parents, *table, *[0] * len(self._layers)], np.int64)
-        base = words.ctypes.data
-        starts = np.cumsum([0, rows, rows, rows, len(keep), len(parents), len(table)]) * 8 + base
-        call = self._call
-        names = ("tokens", "positions", "owners", "keep", "", "segment", "claims")
-        for name, start in zip(names, starts, strict=True):
+        claims = [0] * len(self._layers)
+        words = np.array([*tokens, *positions, *owners, *keep, *lists, *claims, *[0] * records.size], np.int64)
+        starts = np.cumsum([0, rows, rows, rows, len(keep), len(lists), len(claims)]) * 8 + words.ctypes.data
+        for name, start in zip(("tokens", "positions", "owners", "keep", "", "claims", "segment"), starts, strict=True):
             if name:
-                call[name] = start
-        fields = words[len(words) - len(self._layers) - len(table) :]
-        for number, link in enumerate(links):
-            if link >= 0:
-                fields[number * 7 + 6] = starts[4] + link * 8
+                self._call[name] = start
+        records[:, PAGES] = records[:, PAGES] * 8 + starts[4]
+        links = records[:, PARENTS]
+        records[:, PARENTS] = np.where(links < 0, 0, links * 8 + starts[4])
+        words[len(words) - records.size :] = records.reshape(-1)
         return words
 
     def _check(
@@ -246,7 +243,7 @@ class Decoder:
         if len(keep) > len(tokens) or any(not 0 <= row < len(tokens) for row in keep):
             raise IndexError(f"kept rows are among the {len(tokens)} of the pass")
         for segment in segments:
-            if segment.length + len(segment.tokens) > segment.blocks * LANES:
+            if segment.length + len(segment.tokens) > len(segment.pages) * PAGE:
                 raise IndexError(f"no room for {len(segment.tokens)} rows behind {segment.length} positions")
             parents = segment.parents
             if parents is not None and not all(-1 <= parent < row for row, parent in enumerate(parents)):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from agentspec.compiled import compiled
-from agentspec.kernels.cpu.attend import CHUNK, TOGETHER, attend_chunk, finish, join
+from agentspec.kernels.cpu.attend import CHUNK, PAGE, TOGETHER, attend_chunk, finish, join, key_block
 from agentspec.kernels.cpu.lanes import BYTES, LANES, add, copy, fetch_add, gate, send_bytes, square_sum, wait_for_byte
 from agentspec.kernels.cpu.memory import floats, integers
 from agentspec.kernels.cpu.product import sweep
@@ -97,11 +97,11 @@ CALL = record(
 )
 """One pass: numbers of rows and the addresses of their input, of its result and of the memory it works in."""
 
-FIRST, COUNT, LENGTH, KEYS, VALUES, BLOCKS, PARENTS = range(7)
-"""Columns of a segment: its first row, its rows, its cached positions, its keys and values, the blocks of positions
-that there is room for, the address of its rows' parents (0 for a chain)."""
+FIRST, COUNT, LENGTH, PAGES, PARENTS = range(5)
+"""Columns of a segment: its first row, its rows, its cached positions, the address of the list of its pages' addresses,
+the address of its rows' parents (0 for a chain)."""
 
-SEGMENT_FIELDS = 7
+SEGMENT_FIELDS = 5
 
 
 @compiled
@@ -235,6 +235,18 @@ def turn(head: int, dim: int, cosine: int, sine: int, scaling: np.float32) -> No
 
 
 @compiled
+def keys_in_page(model: Any, index: int, kv_head: int) -> int:
+    """Where in a page the keys of a layer and head are."""
+    return int((index * model.kv_heads + kv_head) * PAGE * model.dim * 4)
+
+
+@compiled
+def values_in_page(model: Any, index: int, kv_head: int) -> int:
+    """Where in a page the values of a layer and head are: behind the keys of all layers."""
+    return keys_in_page(model, model.layers + index, kv_head)
+
+
+@compiled
 def query_number(model: Any, call: Any, row: int, kv_head: int) -> int:
     """Where the first query of a row is among all; the heads that share keys lie together, row by row."""
     return int((kv_head * call.rows + row) * (model.heads // model.kv_heads))
@@ -281,15 +293,14 @@ def place_heads(thread: int, threads: int, model: Any, layer: Any, index: int, c
             at = owners[row] * SEGMENT_FIELDS
             slot = segments[at + LENGTH] + row - segments[at + FIRST]
             source = floats(place, dim)
+            pages = integers(segments[at + PAGES], slot // PAGE + 1)
             if head < turned:
-                lane = index * model.kv_heads + head - model.heads
-                block = segments[at + KEYS] + (lane * segments[at + BLOCKS] + slot // LANES) * dim * BYTES
+                block = key_block(pages, keys_in_page(model, index, head - model.heads), slot // LANES, dim)
                 keys = floats(block, dim * LANES)
                 for i in range(dim):
                     keys[i * LANES + slot % LANES] = source[i]
             else:
-                lane = index * model.kv_heads + head - turned
-                spot = segments[at + VALUES] + (lane * segments[at + BLOCKS] * LANES + slot) * dim * 4
+                spot = pages[slot // PAGE] + values_in_page(model, index, head - turned) + slot % PAGE * dim * 4
                 floats(spot, dim)[:] = source
 
 
@@ -351,14 +362,13 @@ def attend_one(
     """`attend_chunk` of rows `first` to `last` of the segment whose record begins at `at`."""
     segments = integers(call.segment, call.segments * SEGMENT_FIELDS)
     groups = model.heads // model.kv_heads
-    lane = index * model.kv_heads + kv_head
-    room = segments[at + BLOCKS] * model.dim * BYTES
     attend_chunk(
         chunk * CHUNK,
         call.queries + query_number(model, call, segments[at + FIRST] + first, kv_head) * model.dim * 4,
         groups,
-        segments[at + KEYS] + lane * room,
-        segments[at + VALUES] + lane * room,
+        segments[at + PAGES],
+        keys_in_page(model, index, kv_head),
+        values_in_page(model, index, kv_head),
         model.dim,
         segments[at + LENGTH],
         first,
