@@ -12,7 +12,7 @@ from agentspec.engine.linear import joined_bias
 from agentspec.kernels.cpu.decoder import Decoder, Floats, LayerWeights, Rows, Shape
 from agentspec.kernels.cpu.lanes import LANES, can_compute
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3")
 """Model types whose block is the decoder's."""
 
 ROTARY = ("default", "linear", "llama3", "yarn")
@@ -62,30 +62,51 @@ def needed(array: Floats | None) -> Floats:
 def window_of(attention: Any, config: Any) -> int:
     """Positions that a layer sees, the row itself included, 0 for all: what its `forward` hands to its attention,
     whatever else the configuration says."""
-    window = config.sliding_window if config.model_type == "mistral" else getattr(attention, "sliding_window", None)
+    window = (
+        config.sliding_window
+        if config.model_type in ("mistral", "phi3")
+        else getattr(attention, "sliding_window", None)
+    )
     return window or 0
+
+
+def projections(attention: Any) -> tuple[Any, ...]:
+    """The linears of queries, keys and values, or the one of all three."""
+    if hasattr(attention, "qkv_proj"):
+        return (attention.qkv_proj,)
+    return attention.q_proj, attention.k_proj, attention.v_proj
+
+
+def gate_and_up(mlp: Any) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Weights and biases of a gated MLP's first two products, which may be stored as one."""
+    if hasattr(mlp, "gate_up_proj"):
+        gate, up = mlp.gate_up_proj.weight.chunk(2)
+        return gate, up, None, None
+    return mlp.gate_proj.weight, mlp.up_proj.weight, mlp.gate_proj.bias, mlp.up_proj.bias
 
 
 def layer_weights(block: Any, window: int) -> LayerWeights:
     """The weights of one block."""
     attention, mlp = block.self_attn, block.mlp
-    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    linears = projections(attention)
+    gate, up, gate_bias, up_bias = gate_and_up(mlp)
     return LayerWeights(
         norm=needed(floats(block.input_layernorm.weight)),
-        qkv=needed(floats(torch.cat([projection.weight for projection in projections]))),
+        qkv=needed(floats(torch.cat([linear.weight for linear in linears]))),
         output=needed(floats(attention.o_proj.weight)),
         mlp_norm=needed(floats(block.post_attention_layernorm.weight)),
-        gate=needed(floats(mlp.gate_proj.weight)),
-        up=needed(floats(mlp.up_proj.weight)),
+        gate=needed(floats(gate)),
+        up=needed(floats(up)),
         down=needed(floats(mlp.down_proj.weight)),
-        qkv_bias=floats(joined_bias(projections)),
+        qkv_bias=floats(joined_bias(linears)),
         output_bias=floats(attention.o_proj.bias),
-        gate_bias=floats(mlp.gate_proj.bias),
-        up_bias=floats(mlp.up_proj.bias),
+        gate_bias=floats(gate_bias),
+        up_bias=floats(up_bias),
         down_bias=floats(mlp.down_proj.bias),
         query_norm=floats(attention.q_norm.weight) if hasattr(attention, "q_norm") else None,
         key_norm=floats(attention.k_norm.weight) if hasattr(attention, "k_norm") else None,
         window=window,
+        rotary=bool(getattr(attention, "use_rope", True)),
     )
 
 

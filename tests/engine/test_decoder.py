@@ -88,6 +88,10 @@ MODELS: dict[str, Callable[[], Any]] = {
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**{**SIZES, "head_dim": 96})),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)),
+    "phi 3": lambda: Phi3ForCausalLM(Phi3Config(**SIZES, pad_token_id=0)),
+    "smollm 3": lambda: SmolLM3ForCausalLM(
+        SmolLM3Config(**SIZES, pad_token_id=0, no_rope_layers=[1, 0, 1], attention_bias=True, mlp_bias=True)
+    ),
 }
 
 

@@ -125,7 +125,8 @@ def test_the_exact_law_by_enumeration_over_a_vocabulary_of_five(
 
     def generated(uniforms: tuple[float, ...]) -> tuple[int, ...]:
         """Tokens by walks through the drafted tree, then through bare roots, under given uniforms."""
-        sequence, tree = (2,), drafted
+        sequence: tuple[int, ...] = (2,)
+        tree = drafted
         while len(sequence) <= DEPTH:
             prefixes = [sequence]
             for node in range(1, len(tree)):

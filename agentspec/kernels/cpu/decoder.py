@@ -56,6 +56,9 @@ class LayerWeights:
     window: int = 0
     """Positions that a row sees, itself included; 0 for all."""
 
+    rotary: bool = True
+    """Whether positions turn queries and keys."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -162,6 +165,7 @@ class Decoder:
                 self._keep(self._pack(weights.down)),
                 self._keep(weights.down_bias),
                 weights.window,
+                int(weights.rotary),
             )
         )
 

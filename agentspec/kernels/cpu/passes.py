@@ -1,7 +1,8 @@
 """A whole pass of a decoder in compiled code: all threads run it together, layer by layer.
 
 The block is that of the Llama family: root mean square norms before attention and before a gated MLP, rotary
-positions, grouped-query attention, with biases, and norms of each head's queries and keys, where the model has them.
+positions in all layers or some, grouped-query attention, with biases, and norms of each head's queries and keys, where
+the model has them.
 """
 
 from typing import Any
@@ -60,8 +61,10 @@ LAYER = record(
     down="i8",
     down_bias="i8",
     window="i8",
+    rotary="i8",
 )
-"""Addresses of a layer's weights, 0 for what it lacks, and its attention's window, 0 for none."""
+"""Addresses of a layer's weights, 0 for what it lacks, its attention's window, 0 for none, and 1 where positions turn
+its queries and keys."""
 
 CALL = record(
     rows="i8",
@@ -235,6 +238,14 @@ def turn(head: int, dim: int, cosine: int, sine: int, scaling: np.float32) -> No
 
 
 @compiled
+def scale(head: int, dim: int, scaling: np.float32) -> None:
+    """Scaling of one head's vector, in place."""
+    values = floats(head, dim)
+    for i in range(dim):
+        values[i] = values[i] * scaling
+
+
+@compiled
 def keys_in_page(model: Any, index: int, kv_head: int) -> int:
     """Where in a page the keys of a layer and head are."""
     return int((index * model.kv_heads + kv_head) * PAGE * model.dim * 4)
@@ -287,8 +298,12 @@ def place_heads(thread: int, threads: int, model: Any, layer: Any, index: int, c
             weights = layer.query_norm if query else layer.key_norm
             if weights != 0:
                 normalise(place, weights, model.inverse_dim, model.epsilon, dim, dim, place)
-            angles = positions[row] * (dim // 2) * 4
-            turn(place, dim, model.cosine + angles, model.sine + angles, model.scaling if query else np.float32(1))
+            scaling = model.scaling if query else np.float32(1)
+            if layer.rotary != 0:
+                angles = positions[row] * (dim // 2) * 4
+                turn(place, dim, model.cosine + angles, model.sine + angles, scaling)
+            else:
+                scale(place, dim, scaling)
         if head >= model.heads:
             at = owners[row] * SEGMENT_FIELDS
             slot = segments[at + LENGTH] + row - segments[at + FIRST]
