@@ -113,6 +113,10 @@ class ServerConfig:
     max_body_bytes: int = bounded(8 * 1024**2, least=1)
     """Largest request body; a larger one is refused with 413."""
 
+    receive_s: float = 60.0
+    """Longest time for the headers of a request to arrive, and again for its body; then 408 and the connection is
+    closed. 0 sets no limit."""
+
     keepalive_s: float = 10.0
     """A stream that was silent this long gets an SSE comment; 0 sends none."""
 
