@@ -1,6 +1,8 @@
 """The `agentspec` command."""
 
 import argparse
+import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -18,6 +20,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="agentspec",
         description="Serves a model to agents, drafting from their own history without changing what it says.",
+        epilog="First steps: 'agentspec serve --demo' fetches a small model, compares speculation off and on, and then "
+        "serves. 'agentspec COMMAND --help' explains a command; 'agentspec config' lists all settings.",
     )
     parser.add_argument("--version", action="version", version=f"agentspec {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -29,13 +33,12 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command. Exit code 0, 1 on failure, 2 on wrong usage or settings, 130 on Ctrl-C."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    parsed = build_parser().parse_args(words)
-    parsed.command_line = ["agentspec", *words]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        code: int | None = parsed.run(parsed)
-        sys.stdout.flush()
+        return run(words)
     except AgentSpecError as error:
-        print(f"agentspec: {' '.join(error.message.split())}", file=sys.stderr)
+        complain(error.message)
         return 2 if isinstance(error, ConfigError) else 1
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("agentspec"):
@@ -45,9 +48,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         return BROKEN_PIPE
-    return code or 0
+    except OSError as error:
+        place = "" if error.filename is None else f"{error.filename}: "
+        complain(f"{place}{error.strerror or error}")
+        discard_output()
+        return 1
+
+
+def complain(message: str) -> None:
+    """One line on standard error; what would control the terminal is escaped."""
+    line = " ".join(message.split())
+    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
+    print(f"agentspec: {shown}", file=sys.stderr)
+
+
+def run(words: Sequence[str]) -> int:
+    """Parses and runs a command, and sees its output written: raises `OSError` where that fails."""
+    try:
+        parsed = build_parser().parse_args(words)
+        parsed.command_line = ["agentspec", *words]
+        code: int | None = parsed.run(parsed)
+        return code or 0
+    finally:
+        sys.stdout.flush()
+
+
+def discard_output() -> None:
+    """Sends what standard output still holds nowhere: the interpreter would fail on it once more at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """How kernels are compiled: to machine code at their first call, kept on disk where a folder can be written."""
 
+import contextlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
@@ -8,9 +10,39 @@ from typing import Any, TypeVar
 
 import numba
 from numba import types
+from numba.core.caching import FunctionCache
 from numba.extending import intrinsic
 
+log = logging.getLogger(__name__)
+
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+
+
+class KeptCode(FunctionCache):  # type: ignore[misc]
+    """Numba's cache of a function. A disk that refuses it, or has spoiled it, costs compiling, never the call."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The kept code, or None; what cannot be read is forgotten."""
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception as error:
+            warn_once(f"kept code in {self.cache_path} cannot be read and is compiled again: {error or type(error)}")
+            with contextlib.suppress(OSError):
+                self.flush()
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keeps code if that is possible."""
+        try:
+            super().save_overload(sig, data)
+        except Exception as error:
+            warn_once(f"compiled code cannot be kept in {self.cache_path}, each start compiles again: {error}")
+
+
+@cache
+def warn_once(message: str) -> None:
+    """Many kernels meet the same disk."""
+    log.warning("%s", message)
 
 
 @cache
@@ -25,15 +57,16 @@ def digest(folder: Path) -> str:
 def compiled(function: Kernel) -> Kernel:
     """`function` in machine code, without the interpreter's lock.
 
-    Numba keeps the code beside the source, or in `NUMBA_CACHE_DIR`, or in the user's cache folder. It refuses when
-    none of them can be written; then the kernel is compiled once per process. Numba would take kept code for good
-    while a kernel in another file that it calls has changed: the name it is kept under stands for the whole folder.
+    Numba keeps the code beside the source, or in `NUMBA_CACHE_DIR`, or in the user's cache folder. Where none of them
+    can be written, the kernel is compiled once per process. Numba would take kept code for good while a kernel in
+    another file that it calls has changed: the name it is kept under stands for the whole folder.
     """
     function.__qualname__ += f"-{digest(Path(function.__code__.co_filename).parent)}"
+    kernel = numba.njit(nogil=True, error_model="numpy")(function)
     try:
-        kernel = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
-    except RuntimeError:
-        kernel = numba.njit(nogil=True, error_model="numpy")(function)
+        kernel._cache = KeptCode(function)
+    except (OSError, RuntimeError):
+        warn_once("no folder can be written to keep compiled code in, each start compiles again; see NUMBA_CACHE_DIR")
     widen_constants(kernel)
     return kernel  # type: ignore[no-any-return]
 

@@ -51,7 +51,7 @@ class ModelConfig:
     """Which model is served and where models are kept."""
 
     name: str = "smollm2-135m"
-    """A name of `agentspec models list`, a local folder with safetensors, or a hub id."""
+    """A name of `agentspec models list`, a folder with safetensors, a GGUF file, or a hub id (`org/name`)."""
 
     home: Path = field(default_factory=default_home)
     """Folder of downloaded and converted models."""
@@ -119,9 +119,17 @@ class ServerConfig:
     """The HTTP side."""
 
     host: str = "127.0.0.1"
+    """Address to listen on; `0.0.0.0` takes requests from other machines, and there are no keys."""
+
     port: int = bounded(8000, most=65535)
+    """Port to listen on; 0 takes a free one."""
+
     max_body_bytes: int = bounded(8 * 1024**2, least=1)
     """Largest request body; a larger one is refused with 413."""
+
+    receive_s: float = 60.0
+    """Longest time for the headers of a request to arrive, and again for its body; then 408 and the connection is
+    closed. 0 sets no limit."""
 
     keepalive_s: float = 10.0
     """A stream that was silent this long gets an SSE comment; 0 sends none."""

@@ -11,8 +11,10 @@ AgentSpecError
 ├── UnknownModel        404  another model than the served one was asked for
 ├── NotFound            404  no such route or object
 ├── MethodNotAllowed    405  the route exists, the method does not
+├── RequestTimeout      408  the request does not arrive in time
 ├── BodyTooLarge        413  the body is over the limit
 ├── Overloaded          429  the queue is full; retry later
+├── HeadersTooLarge     431  the headers are over the limit
 ├── InternalError       500  a fault of ours; the message says nothing about its inside
 └── Unavailable         503  the worker is starting, stopping or gone
 """
@@ -92,6 +94,14 @@ class MethodNotAllowed(AgentSpecError):
     code = "method_not_allowed"
 
 
+class RequestTimeout(AgentSpecError):
+    """The request does not arrive in time; the connection is closed after the answer."""
+
+    status = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
+
+
 class BodyTooLarge(AgentSpecError):
     """The body is over the limit."""
 
@@ -107,6 +117,14 @@ class Overloaded(AgentSpecError):
     type = "rate_limit_error"
     code = "overloaded"
     retry_after = 1
+
+
+class HeadersTooLarge(AgentSpecError):
+    """The headers are over the limit."""
+
+    status = 431
+    type = "invalid_request_error"
+    code = "headers_too_large"
 
 
 class InternalError(AgentSpecError):

@@ -161,7 +161,8 @@ class Report:
     """Target passes that emitted tokens, the prefill's last one included."""
 
     drafted: Mapping[str, int]
-    """Draft nodes sent to verification, by lower-case source name; a node of two sources counts for both."""
+    """Draft nodes sent to verification, by lower-case source name; those that two sources proposed under both names,
+    as `trajectory+scope`. They add up to `drafted_total`."""
 
     accepted: Mapping[str, int]
     """Accepted draft nodes that were emitted, by source, counted like `drafted`."""

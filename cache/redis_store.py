@@ -45,6 +45,10 @@ READERS = 16
 OUTBOX_BYTES = 16 * 1024**2
 WRITE_S = 1.0
 FLUSH_S = 1.0
+CLOSE_S = 1.0
+"""Wait for each of the writer's and the client's ends. A client waits until all that it wrote has left, which a Redis
+that does not read never lets happen."""
+
 WRITE_TRIES = 3
 
 Answer = TypeVar("Answer")
@@ -143,13 +147,12 @@ class RedisStore:
             logger.warning("%d writes of histories did not reach the store in time", len(self.outbox.writes))
 
     async def close(self) -> None:
-        """Write what waits, as far as that goes quickly, and disconnect."""
+        """Write what waits, as far as that goes quickly, and disconnect; a Redis that hangs holds it up for seconds."""
         await self.flush()
         self.closed = True
         if self.writer is not None:
-            self.writer.cancel()
-            await asyncio.wait([self.writer])
-        await self.client.aclose()
+            await ended(self.writer, 0)
+        await ended(asyncio.create_task(self.client.aclose()), CLOSE_S)
 
     async def read(self, operation: Callable[[], Awaitable[Any]]) -> Any:
         """The answer of Redis within the deadline, else None."""
@@ -230,6 +233,19 @@ class RedisStore:
             "store_dropped_total": self.outbox.dropped,
             "store_breaker_open": int(self.breaker.open),
         }
+
+
+async def ended(task: asyncio.Task[None], patience_s: float) -> None:
+    """Wait for a task, cancel it when that takes too long, and give it up when it does not end then either."""
+    if patience_s:
+        await asyncio.wait([task], timeout=patience_s)
+    if not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=CLOSE_S)
+    if not task.done():
+        logger.warning("the history store did not close in time")
+    elif not task.cancelled() and task.exception() is not None:
+        logger.warning("the history store did not close well: %s", task.exception())
 
 
 def connect(url: str) -> Redis:

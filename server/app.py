@@ -87,7 +87,7 @@ class Service:
         self._logged: set[str] = set()
 
     async def chat(self, request: Request) -> Response:
-        body = await read_body(request, self._config.max_body_bytes)
+        body = await read_body(request, self._config.max_body_bytes, self._config.receive_s)
         prepared = await asyncio.to_thread(self._prepare, body)
         asked = prepared.asked
         trajectory = self._identity.resolve(request.headers, asked, prepared.digests)

@@ -1,27 +1,34 @@
 """Request bodies: read under a limit, parsed to JSON that can be walked and encoded again without surprises."""
 
+import asyncio
 import json
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, cast
 
 from starlette.requests import Request
 
-from agentspec.errors import BodyTooLarge, InvalidRequest
+from agentspec.errors import BodyTooLarge, InvalidRequest, RequestTimeout
 
 MAX_DEPTH = 100
 """Deepest nesting of arrays and objects; deeper bodies are refused."""
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body; raises `BodyTooLarge` when it has more than `limit` bytes, announced or not."""
+async def read_body(request: Request, limit: int, seconds: float = 0) -> bytes:
+    """The whole body; raises `BodyTooLarge` when it has more than `limit` bytes, announced or not, and
+    `RequestTimeout` when it has not arrived after `seconds`; 0 waits forever."""
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise InvalidRequest(f"a body with content-encoding {encoding!r} is not supported", param="content-encoding")
     body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > limit:
-            raise BodyTooLarge(f"the body is larger than {limit} bytes")
+    try:
+        async with asyncio.timeout(seconds or None):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > limit:
+                    raise BodyTooLarge(f"the body is larger than {limit} bytes")
+    except TimeoutError:
+        raise RequestTimeout(f"the body did not arrive within {seconds:g} s") from None
     return bytes(body)
 
 
@@ -46,7 +53,7 @@ def as_list(value: Any) -> Sequence[Any] | None:
 
 def parse_json(body: bytes) -> Any:
     try:
-        return json.loads(body.decode("utf-8-sig"), parse_constant=refuse_constant)
+        return json.loads(body.decode("utf-8-sig"), parse_constant=refuse_constant, parse_float=finite)
     except UnicodeDecodeError:
         raise InvalidRequest("the body is not UTF-8 text") from None
     except json.JSONDecodeError as error:
@@ -59,6 +66,14 @@ def parse_json(body: bytes) -> Any:
 
 def refuse_constant(name: str) -> NoReturn:
     raise InvalidRequest(f"the body is not JSON: {name} is not a JSON value")
+
+
+def finite(digits: str) -> float:
+    """A number; raises `InvalidRequest` for one that is too large to be told from infinity."""
+    value = float(digits)
+    if math.isinf(value):
+        raise InvalidRequest(f"the body holds the number {digits:.40}, which is too large")
+    return value
 
 
 def refuse_deep(value: Any) -> None:

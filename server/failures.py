@@ -10,7 +10,15 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentspec.errors import AgentSpecError, InternalError, InvalidRequest, MethodNotAllowed, NotFound, Unavailable
+from agentspec.errors import (
+    AgentSpecError,
+    InternalError,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    RequestTimeout,
+    Unavailable,
+)
 from agentspec.server.answer import encode, event
 from agentspec.server.generation import ClientGone
 
@@ -85,6 +93,8 @@ def error_response(error: AgentSpecError, headers: Mapping[str, str] | None = No
     found = dict(headers or {})
     if error.retry_after is not None:
         found["retry-after"] = str(error.retry_after)
+    if isinstance(error, RequestTimeout):
+        found["connection"] = "close"
     return Response(encode(envelope(error)), error.status, found, "application/json")
 
 

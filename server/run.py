@@ -14,10 +14,8 @@ import uvicorn
 from agentspec.config import ServerConfig
 from agentspec.errors import ConfigError, Unavailable
 from agentspec.server.app import create_app
+from agentspec.server.connection import Settings
 from agentspec.types import Worker
-
-IDLE_CONNECTION_S = 75
-"""An agent that runs a tool between two calls finds its connection still open."""
 
 START_S = 30
 BACKLOG = 512
@@ -100,17 +98,7 @@ def serve_in_thread(worker: Worker, config: ServerConfig) -> Generator[str]:
 def app_server(
     worker: Worker, config: ServerConfig, ready: Callable[[], None], alongside: Alongside | None = None
 ) -> AppServer:
-    settings = uvicorn.Config(
-        create_app(worker, config),
-        log_config=None,
-        access_log=False,
-        lifespan="on",
-        ws="none",
-        server_header=False,
-        timeout_keep_alive=IDLE_CONNECTION_S,
-        timeout_graceful_shutdown=config.shutdown_s,
-    )
-    return AppServer(settings, ready, alongside)
+    return AppServer(Settings(create_app(worker, config), config), ready, alongside)
 
 
 def listen(config: ServerConfig) -> socket.socket:
@@ -129,7 +117,9 @@ def listen(config: ServerConfig) -> socket.socket:
 
 def listen_error(config: ServerConfig, error: OSError) -> ConfigError:
     if error.errno == errno.EADDRINUSE:
-        return ConfigError(f"AGENTSPEC_SERVER_PORT: port {config.port} on {config.host} is in use")
+        return ConfigError(
+            f"AGENTSPEC_SERVER_PORT: port {config.port} on {config.host} is in use; stop its user or choose another"
+        )
     if error.errno == errno.EACCES:
         return ConfigError(f"AGENTSPEC_SERVER_PORT: no permission to listen on port {config.port}")
     return ConfigError(f"AGENTSPEC_SERVER_HOST: cannot listen on {config.host!r}: {error.strerror}")

@@ -137,7 +137,8 @@ def test_the_report_says_where_tokens_came_from(tiny_model: Path) -> None:
         assert report["completion_tokens"] == len(report["token_ids"]) > report["steps"]
         assert report["accepted_total"] >= report["completion_tokens"] - report["steps"] > 0
         assert report["drafted_total"] >= report["accepted_total"]
-        assert report["accepted"]["trajectory"] > 0
+        assert sum(report["accepted"].values()) == report["accepted_total"]
+        assert sum(report["drafted"].values()) == report["drafted_total"]
         assert report["reason"] is None
         assert report["decode_s"] > report["draft_s"] > 0
 

@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import io
 import json
+import math
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -37,7 +38,7 @@ def read_lines(paths: Iterable[Path]) -> Iterator[tuple[str, Any]]:
                 for number, line in enumerate(file, 1):
                     if line.strip():
                         with located(f"{path}:{number}"):
-                            content = json.loads(line, parse_constant=refuse_constant)
+                            content = json.loads(line, parse_constant=refuse_constant, parse_float=finite)
                         yield f"{path}:{number}", content
         except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
@@ -56,6 +57,14 @@ def refuse_constant(name: str) -> None:
     raise TraceError(f"{name} is not a JSON value")
 
 
+def finite(digits: str) -> float:
+    """A number that is not too large to be told from infinity."""
+    value = float(digits)
+    if math.isinf(value):
+        raise TraceError(f"the number {digits:.40} is too large")
+    return value
+
+
 @contextlib.contextmanager
 def located(where: str) -> Iterator[None]:
     """Puts the place before the message of an error about a line."""
@@ -67,10 +76,14 @@ def located(where: str) -> Iterator[None]:
         raise TraceError(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
     except RecursionError as error:
         raise TraceError(f"{where}: nested too deeply") from error
+    except ValueError as error:
+        raise TraceError(f"{where}: a number has too many digits") from error
 
 
 def write_traces(traces: Iterable[Trace], target: Path) -> int:
     """Writes traces to a `.jsonl` or `.jsonl.gz` file; returns their number. On an error the old file stays."""
+    if target.is_dir():
+        raise TraceError(f"{target}: is a folder; name a file to write")
     part = target.with_name(f".{target.name}.part")
     count = 0
     try:
@@ -82,7 +95,8 @@ def write_traces(traces: Iterable[Trace], target: Path) -> int:
     except OSError as error:
         raise TraceError(f"{target}: cannot be written: {error.strerror or error}") from error
     finally:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
     return count
 
 

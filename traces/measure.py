@@ -124,7 +124,7 @@ def summarise(turns: Sequence[TurnResult]) -> dict[str, Any]:
 
 
 def by_source(reports: Iterable[Mapping[str, Any]], name: str) -> dict[str, int]:
-    """Sums of draft nodes by source; a node of two sources counts for both."""
+    """Sums of draft nodes by source, or by sources where two proposed the same."""
     totals: Counter[str] = Counter()
     for report in reports:
         totals.update(report.get(name) or {})

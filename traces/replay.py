@@ -64,6 +64,8 @@ async def replay(
     """
     plan = [(trace, list(trace.turns())[: options.turns]) for trace in traces]
     headers = {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+    if not all(value.isascii() and value.isprintable() for value in headers.values()):
+        raise ReplayError("--api-key must be printable ASCII")
     timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
     async with httpx.AsyncClient(
         base_url=base_url(url), headers=headers, timeout=timeout, transport=transport, trust_env=False
@@ -99,7 +101,7 @@ class Run:
             for trace, turns in waiting:
                 await self._trajectory(trace, turns)
 
-        workers = [asyncio.create_task(work()) for _ in range(self._options.clients)]
+        workers = [asyncio.create_task(work()) for _ in range(min(self._options.clients, len(plan)))]
         try:
             await asyncio.gather(*workers)
         finally:
@@ -151,7 +153,11 @@ def base_url(url: str) -> str:
     """The server's root, whether or not `/v1` was given with it."""
     root = url.rstrip("/").removesuffix("/v1")
     if not re.match(r"https?://[^/]", root):
-        raise ReplayError(f"--url must start with http:// or https://, got {url!r}")
+        raise ReplayError(f"--url must start with http:// or https://, got {url!r:.200}")
+    try:
+        httpx.URL(root)
+    except httpx.InvalidURL as error:
+        raise ReplayError(f"--url is no URL: {error}, got {url!r:.200}") from error
     return root
 
 

@@ -6,10 +6,12 @@ from agentspec.commands.engine import limit_spinning
 from agentspec.commands.models import pulled
 from agentspec.commands.settings import add_settings, chosen_config
 
+ABOUT = """Measures what verification costs on this machine; nothing else should run meanwhile."""
+
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the command."""
-    parser = commands.add_parser("bench", help="measure this machine")
+    parser = commands.add_parser("bench", help="measure this machine", description=ABOUT)
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
     cost = kinds.add_parser("cost", help="seconds of a verification pass by its number of tokens")
     add_settings(cost, "model.name", "model.home", "model.dtype", "model.threads")

@@ -1,16 +1,20 @@
 """Progress on standard error, for people only: nothing is drawn when that is not a terminal."""
 
 import contextlib
+import logging
 import sys
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+log = logging.getLogger(__name__)
+
 
 @contextlib.contextmanager
 def model_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Shows what is done to a model: a bar in bytes where there are bytes, else what is being done."""
+    """Shows what is done to a model: a bar in bytes where there are bytes, else what is being done; where there is no
+    terminal, the log says once what is being done."""
     console = Console(file=sys.stderr)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
@@ -19,6 +23,8 @@ def model_progress() -> Iterator[Callable[[str, int, int], None]]:
         def show(what: str, done: int, total: int) -> None:
             if what not in tasks:
                 tasks[what] = bars.add_task(what)
+                if not console.is_terminal:
+                    log.info("%s", what)
             counted = total if total > 1 else None
             bars.update(tasks[what], completed=done if counted or done == 0 else 1, total=counted or done or None)
 

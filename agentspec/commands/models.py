@@ -7,10 +7,12 @@ from agentspec.commands.settings import add_settings, chosen_config
 from agentspec.config import Config
 from agentspec.errors import ModelError
 
+ABOUT = """Models are kept in one folder, each converted to float32 once. 'serve' pulls by itself what is missing."""
+
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the command."""
-    parser = commands.add_parser("models", help="list, pull and find models")
+    parser = commands.add_parser("models", help="list, pull and find models", description=ABOUT)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     listing = actions.add_parser("list", help="models known by name, their download size and whether they are here")
     pulling = actions.add_parser("pull", help="download and convert models; checks the files of those already here")

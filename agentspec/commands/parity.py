@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentspec.commands.engine import loaded_engine
-from agentspec.commands.numbers import NumberIn, positive, whole
+from agentspec.commands.numbers import NumberIn, natural, positive, whole
 from agentspec.commands.replay import RECORDED, recorded_files
 from agentspec.commands.settings import add_settings, chosen_config
 from agentspec.config import CacheConfig, Config
@@ -33,7 +33,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_settings(parser, "model.name", "model.home", "model.dtype", "model.threads")
     parser.add_argument("--turns", type=positive, default=40, metavar="N", help="turns decoded greedily (default 40)")
     parser.add_argument(
-        "--sampled-turns", type=whole, default=12, metavar="N", help="turns sampled with each seed (default 12)"
+        "--sampled-turns", type=natural, default=12, metavar="N", help="turns sampled with each seed (default 12)"
     )
     parser.add_argument("--max-tokens", type=positive, default=64, metavar="N", help="tokens of a turn (default 64)")
     parser.add_argument(
@@ -48,7 +48,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--temperature", type=NumberIn(0, 2), default=0.7, metavar="N", help="of sampling (default 0.7)"
     )
-    parser.add_argument("--top-p", type=NumberIn(0, 1), default=0.95, metavar="N", help="of sampling (default 0.95)")
+    parser.add_argument(
+        "--top-p", type=NumberIn(0, 1, above=True), default=0.95, metavar="N", help="of sampling (default 0.95)"
+    )
     parser.add_argument(
         "--transformers", action="store_true", help="compare greedy tokens with transformers' own generation too"
     )

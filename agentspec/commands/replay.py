@@ -38,7 +38,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=f"trace files (default {RECORDED}/*.jsonl)")
     server = parser.add_argument_group("server")
     server.add_argument("--url", help="OpenAI-compatible server to measure (default: one in this process)")
-    server.add_argument("--model", dest="asked_model", metavar="NAME", help="model to serve, or with --url to ask for")
+    server.add_argument(
+        "--model", dest="asked_model", metavar="NAME", help="model to serve, as in serve, or with --url to ask for"
+    )
     server.add_argument("--api-key", metavar="KEY", help="key for --url (default none)")
     add_settings(server, "model.home", "model.dtype", "model.threads", "engine.max_running", "engine.max_draft_tokens")
     add_selection(parser.add_argument_group("what is replayed"))
@@ -66,7 +68,7 @@ def add_generation(group: "argparse._ArgumentGroup") -> None:
     for name, kind, unit in (
         ("--max-tokens", positive, "most tokens to generate per turn"),
         ("--temperature", NumberIn(0, 2), "0 is greedy"),
-        ("--top-p", NumberIn(0, 1), "share of probability to sample from"),
+        ("--top-p", NumberIn(0, 1, above=True), "share of probability to sample from"),
         ("--sampling-seed", whole, "seed of the sampler"),
         ("--clients", positive, "runs replayed at the same time"),
     ):
@@ -86,7 +88,8 @@ def run_replay(arguments: argparse.Namespace) -> None:
     traces = chosen_traces(arguments)
     options = replay_options(arguments)
     with contextlib.ExitStack() as stack:
-        url = arguments.url or stack.enter_context(own_server(hosted_config(arguments)))
+        own = arguments.url is None
+        url = stack.enter_context(own_server(hosted_config(arguments))) if own else arguments.url
         replayed = replay_with_progress(traces, url, options)
     report = report_of(replayed, options, without_key(arguments.command_line, arguments.api_key))
     if arguments.json:
@@ -137,7 +140,7 @@ def recorded_files() -> list[Path]:
 def replay_options(arguments: argparse.Namespace) -> ReplayOptions:
     """The options of a replay from the arguments."""
     return ReplayOptions(
-        model=arguments.asked_model if arguments.url else None,
+        model=None if arguments.url is None else arguments.asked_model,
         turns=arguments.turns,
         max_tokens=arguments.max_tokens,
         temperature=arguments.temperature,

@@ -17,9 +17,14 @@ SETTINGS = (
 )  # fmt: skip
 
 
+ABOUT = """Serves a model at http://HOST:PORT/v1 until it is stopped with Ctrl-C or SIGTERM. A model that is not on this
+machine yet is fetched and converted first. Flags win over environment variables, which each flag names; the settings
+without a flag are listed by 'agentspec config'."""
+
+
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the command."""
-    parser = commands.add_parser("serve", help="serve a model to agents over the OpenAI API")
+    parser = commands.add_parser("serve", help="serve a model to agents over the OpenAI API", description=ABOUT)
     add_settings(parser, *SETTINGS)
     parser.add_argument(
         "--demo", action="store_true", help="replay two shipped agent runs first, with speculation off and on"
@@ -36,9 +41,7 @@ def run_serve(arguments: argparse.Namespace) -> None:
     from agentspec.server.run import listen, serve
 
     listen(config.server).close()
-    log.info(
-        "loading %s; a model that is not in %s is fetched and converted first", config.model.name, config.model.home
-    )
+    log.info("loading %s", config.model.name)
     engine = loaded_engine(config)
 
     async def welcome(url: str) -> None:
@@ -47,6 +50,7 @@ def run_serve(arguments: argparse.Namespace) -> None:
         print(greeting(url, engine.model), flush=True)
 
     serve(engine, config.server, alongside=welcome)
+    print("Stopped.", flush=True)
 
 
 def greeting(url: str, model: str) -> str:

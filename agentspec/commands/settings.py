@@ -6,6 +6,8 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from pathlib import Path
 from typing import Any, TypeGuard, get_type_hints
 
 from agentspec import config as config_module
@@ -75,9 +77,16 @@ def add_settings(parser: argparse._ActionsContainer, *names: str) -> None:
         parser.add_argument(
             flag(setting),
             dest=name,
-            metavar={int: "N", float: "N"}.get(setting.kind, setting.field.upper()),
+            metavar=placeholder(setting),
             help=f"{meaning.rstrip('.')} ({default}; {setting.variable})",
         )
+
+
+def placeholder(setting: Setting) -> str:
+    """What stands for a setting's value in a usage line."""
+    if issubclass(setting.kind, StrEnum):
+        return "|".join(setting.kind)
+    return {int: "N", float: "N", Path: "FOLDER"}.get(setting.kind, setting.field.upper())
 
 
 def flag(setting: Setting) -> str:

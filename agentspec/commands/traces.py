@@ -8,10 +8,12 @@ from typing import Any
 
 from agentspec.commands.numbers import positive, whole
 
+ABOUT = """A trace file has one recorded agent run a line; docs/format/trace.md describes it."""
+
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the command."""
-    parser = commands.add_parser("traces", help="import, validate and count recorded agent runs")
+    parser = commands.add_parser("traces", help="import, validate and count recorded agent runs", description=ABOUT)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     importing = actions.add_parser("import", help="write checked runs of .jsonl and .jsonl.gz files to one file")
     add_import_arguments(importing)

@@ -46,9 +46,10 @@ class Chat:
     def load(folder: Path) -> "Chat":
         """The tokenizer of a model folder."""
         try:
-            return Chat(AutoTokenizer.from_pretrained(folder, local_files_only=True))
-        except (OSError, ValueError) as error:
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except Exception as error:  # whatever a broken file makes the libraries raise
             raise ModelError(f"cannot load a tokenizer from {folder}: {error}") from error
+        return Chat(tokenizer)
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None

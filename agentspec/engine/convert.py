@@ -17,9 +17,6 @@ from transformers.utils import logging as transformers_logging
 
 from agentspec.errors import ModelError
 
-LOADER_ERRORS = (ImportError, KeyError, NotImplementedError, OSError, RuntimeError, TypeError, ValueError)
-"""What transformers raises on a file that it cannot read."""
-
 PROBE = "def f(x):\n    return {'a': [x, 1234]}  # naïve 中文 🙂\n\n\t<b>done</b>"
 
 
@@ -29,14 +26,19 @@ def convert_gguf(path: Path, folder: Path) -> None:
         try:
             tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
             model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-        except LOADER_ERRORS as error:
+        except Exception as error:  # whatever a broken or foreign file makes the libraries raise
             raise ModelError(f"{path}: cannot be read as a GGUF model: {error}") from error
         repair_pre_tokenizer(tokenizer, path)
         check_tokenizer(tokenizer, path)
-        save_weights(model, folder / "model.safetensors", path)
-        config = {**model.config.to_dict(), "architectures": [type(model).__name__]}
-        save_config(config, tokenizer.eos_token_id, folder)
-        save_tokenizer(tokenizer, folder)
+        try:
+            save_weights(model, folder / "model.safetensors", path)
+            config = {**model.config.to_dict(), "architectures": [type(model).__name__]}
+            save_config(config, tokenizer.eos_token_id, folder)
+            save_tokenizer(tokenizer, folder)
+        except (ModelError, OSError):
+            raise
+        except Exception as error:  # libraries in other languages have their own errors for a full disk
+            raise ModelError(f"{folder}: the converted model cannot be written: {error}") from error
 
 
 @contextlib.contextmanager

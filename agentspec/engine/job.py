@@ -26,7 +26,7 @@ class Clock:
 
 @dataclass(slots=True)
 class Tally:
-    """Draft nodes by lower-case source name; a node of two sources counts for both."""
+    """Draft nodes by lower-case source name; those of two sources under both names, as `trajectory+scope`."""
 
     drafted: dict[str, int] = field(default_factory=dict)
     accepted: dict[str, int] = field(default_factory=dict)
@@ -42,10 +42,9 @@ class Tally:
         self.drafted_total += len(tree) - 1
         self.accepted_total += len(accepted)
         for node in range(1, len(tree)):
-            for source in Origin(tree.origin[node]):
-                name = str(source.name).lower()
-                self.drafted[name] = self.drafted.get(name, 0) + 1
-                self.accepted[name] = self.accepted.get(name, 0) + (node in accepted)
+            name = "+".join(str(source.name).lower() for source in Origin(tree.origin[node])) or "unnamed"
+            self.drafted[name] = self.drafted.get(name, 0) + 1
+            self.accepted[name] = self.accepted.get(name, 0) + (node in accepted)
 
 
 @dataclass(eq=False, slots=True)

@@ -29,10 +29,11 @@ def write_manifest(folder: Path, source: dict[str, Any]) -> None:
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of a folder; None when there is none, or none that this version understands."""
     try:
-        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+        content = json.loads((folder / MANIFEST).read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
-    return content if isinstance(content, dict) and content.get("format") == FORMAT else None
+    known = isinstance(content, dict) and content.get("format") == FORMAT and isinstance(content.get("files"), dict)
+    return content if known else None
 
 
 def is_complete(folder: Path) -> bool:

@@ -133,7 +133,10 @@ def checked_folder(path: Path) -> Path:
     missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
     index = path / "model.safetensors.index.json"
     if index.is_file():
-        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        try:
+            shards = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ModelError(f"{index}: not a list of weight files") from error
     else:
         shards = ["model.safetensors"]
     missing += [name for name in shards if not (path / name).is_file()]

@@ -81,6 +81,7 @@ def plan(
 ) -> list[DraftTree]:
     """One tree per decoding job for the next pass, which holds `extra_rows` rows beside them."""
     start = perf_counter()
+    drafting = [job for job in jobs if job.drafter is not None]
     trees = [proposal(job, 0 if cost.plain_is_due else most, vocabulary) for job in jobs]
     context = mean_context(jobs)
     reaches = [acceptance.calibrated(tree) for tree in trees]
@@ -90,6 +91,6 @@ def plan(
             job.reason = "no draft was worth its cost"
     trees = [pruned(tree, cut) for tree, cut in zip(trees, cuts, strict=True)]
     spent = perf_counter() - start
-    for job in jobs:
-        job.clock.drafting += spent / len(jobs)
+    for job in drafting:
+        job.clock.drafting += spent / len(drafting)
     return trees

@@ -5,8 +5,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import numpy as np
+import pytest
 from redis import Redis
 
+from agentspec.cache import redis_store
 from agentspec.cache.breaker import Breaker
 from agentspec.cache.codec import Chunk, Keys, join, pack, recent_key, unpack
 from agentspec.cache.history import BOUNDARY
@@ -326,3 +328,50 @@ def test_a_closed_store_answers_and_writes_nothing(redis_server: Server) -> None
         assert store.stats()["store_dropped_total"] == 1
 
     run(redis_server.url, body)
+
+
+def test_closing_while_redis_is_paused_ends_with_more_in_flight_than_sockets_hold(redis_server: Server) -> None:
+    async def body(store: RedisStore) -> None:
+        await store.append(RUN, [1])
+        await store.flush()
+        redis_server.pause()
+        await store.append(RUN, np.zeros(3_500_000, np.int32))
+        reads = [asyncio.create_task(store.load(RUN)) for _ in range(READERS)]
+        await asyncio.sleep(0.05)
+        await store.close()
+        assert all(answer.size == 0 for answer in await asyncio.gather(*reads))
+        assert store.writer is not None and store.writer.done()
+        redis_server.kill()
+        await asyncio.sleep(0.1)
+
+    run(redis_server.url, body)
+
+
+class Stubborn:
+    """A client that never finishes to close, some even when they are told to stop."""
+
+    def __init__(self, cancels: int) -> None:
+        self.cancels = cancels
+
+    async def aclose(self) -> None:
+        for _ in range(self.cancels + 1):
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                if not self.cancels:
+                    raise
+                self.cancels -= 1
+        raise OSError("closed badly")
+
+
+@pytest.mark.parametrize("cancels", [0, 1])
+def test_a_client_that_does_not_close_is_given_up(cancels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_store, "CLOSE_S", 0.05)
+
+    async def inner() -> None:
+        store = RedisStore(CacheConfig(redis_url="redis://127.0.0.1:1/0"))
+        await store.client.aclose()
+        store.client = Stubborn(cancels)  # type: ignore[assignment]
+        await store.close()
+
+    asyncio.run(asyncio.wait_for(inner(), 20))

@@ -71,7 +71,10 @@ def test_histories_change_the_steps_and_not_the_tokens(tiny_model: Path, samplin
         assert off[1].token_ids == first[1].token_ids == again[1].token_ids
         assert off[1].steps == len(off[1].token_ids)
         assert again[1].steps < off[1].steps / 2
-        assert again[1].accepted["trajectory"] > 0
+        assert sum(again[1].accepted.values()) == again[1].accepted_total > 0
+        assert set(again[1].accepted) <= {"trajectory", "scope", "trajectory+scope"}
+        assert sum(again[1].drafted.values()) == again[1].drafted_total
+        assert off[1].draft_s == 0 < again[1].draft_s
 
     run(tiny_model, scenario)
 

@@ -84,18 +84,30 @@ def test_common_length(first: list[int], second: list[int], length: int) -> None
     assert common_length(first, second) == length
 
 
-def printed(turns: list[TurnResult], **options: Any) -> str:
+def printed(turns: list[TurnResult], width: int = 160, name: str = "run/one", **options: Any) -> str:
     chosen = ReplayOptions(**options)
-    report = report_of(Replayed("tiny", {"run/one": turns}, {"run/one": 1}), chosen, "agentspec replay")
+    report = report_of(Replayed("tiny", {name: turns}, {name: 1}), chosen, "agentspec replay")
     out = io.StringIO()
-    print_report(report, Console(file=out, width=160))
+    print_report(report, Console(file=out, width=width))
     return out.getvalue()
 
 
+def test_the_table_of_a_long_replay_fits_80_columns() -> None:
+    on = answer(1234, 10.0, steps=256, drafted_total=200, accepted_total=75)
+    text = printed(
+        [turn(on, answer(1234, 40.0))] * 137, width=80, name="recorded/inventory-reservations", baseline=True
+    )
+    table = text[: text.index("Decode speed")].splitlines()
+    row = next(line for line in table if "total" in line)
+    figures = ["total", "137", "169058", "4.82", "38%", "30.9", "123.4", "4.00", "137/137"]
+    assert row.split() == figures
+    assert max(len(line) for line in table) <= 80 and "…" not in text
+
+
 def test_table_shows_both_arms_and_what_was_accepted() -> None:
-    on = answer(10, 1.0, steps=4, drafted={"trajectory": 9}, accepted={"trajectory": 7})
+    on = answer(10, 1.0, steps=4, drafted_total=9, accepted_total=7)
     text = printed([turn(on, answer(10, 2.0))], baseline=True)
-    for cell in ("run/one", "2.50", "trajectory 7/9", "5.0", "10.0", "2.00", "1/1"):
+    for cell in ("run/one", "2.50", "78%", "5.0", "10.0", "2.00", "1/1"):
         assert cell in text
     assert "Decode speed with speculation over without: 2.00." in text
     assert "1 turns were skipped" in text
@@ -110,4 +122,4 @@ def test_speed_without_speculation_stands_in_its_own_column() -> None:
     off = printed([turn(answer(10, 1.0))], speculation=False)
     row = next(line for line in on.splitlines() if "run/one" in line).split()
     other = next(line for line in off.splitlines() if "run/one" in line).split()
-    assert row.index("10.0") == other.index("10.0") + 2
+    assert row.index("10.0") == other.index("10.0") + 1
