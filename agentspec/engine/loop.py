@@ -15,7 +15,7 @@ from agentspec.engine.attention import Segment
 from agentspec.engine.commit import commit
 from agentspec.engine.job import Job
 from agentspec.engine.kv import KVPool
-from agentspec.engine.logprobs import token_logprobs
+from agentspec.engine.logprobs import rows_at_once, token_logprobs
 from agentspec.engine.plan import disable, mean_context, plan
 from agentspec.engine.sampling import choose
 from agentspec.engine.target import Target
@@ -23,7 +23,7 @@ from agentspec.engine.verify import walk
 from agentspec.errors import InternalError
 from agentspec.policies.cost import Cost
 from agentspec.policies.payoff import Acceptance
-from agentspec.types import Delta, DraftTree, Outcome, TokenLogprob
+from agentspec.types import Delta, DraftTree, FinishReason, Outcome, TokenLogprob
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,8 @@ class StepLoop:
         rows = sum(len(tree) for tree in trees)
         context = mean_context(decoding)
         began = perf_counter()
-        logits = self.target.forward([*segments, *([chunk] if chunk else [])], range(rows))
+        scored = extra if prefilling and prefilling.scoring else 0
+        logits = self.target.forward([*segments, *([chunk] if chunk else [])], range(rows + scored))
         if not chunk:
             self.cost.observe(rows, context, (perf_counter() - began) * 1e3, plain=rows == len(decoding))
         self.totals["steps_total"] += 1
@@ -85,44 +86,73 @@ class StepLoop:
                 self._fail(job)
             start += len(tree)
         if prefilling and chunk:
-            self._prefilled(prefilling, len(chunk.tokens))
+            self._prefilled(prefilling, len(chunk.tokens), logits[rows:])
 
     def _admit(self) -> None:
-        while self.waiting and len(self.running) < self.config.max_running:
-            job = self.waiting[0]
-            if not self.pool.admits(job.most_tokens):
+        while len(self.running) < self.config.max_running:
+            job = next((job for job in self.waiting if not self._is_led(job)), None)
+            if job is None or not self.pool.admits(job.most_tokens):
                 return
-            self.waiting.popleft()
+            self.waiting.remove(job)
             try:
                 self._start(job)
             except Exception:
                 log.exception("a request could not be started; the others go on")
                 self._fail(job)
 
+    def _is_led(self, job: Job) -> bool:
+        """Whether another job is about to compute the job's prompt."""
+        leader = job.leader
+        return leader is not None and (leader in self.waiting or (leader in self.running and leader.prefilling))
+
     def _start(self, job: Job) -> None:
-        prompt = np.asarray(job.request.prompt, dtype=np.int32)
-        job.holding = self.pool.acquire(job.request.trajectory, prompt, job.most_tokens)
+        reusable = np.asarray(job.reusable, dtype=np.int32)
+        job.holding = self.pool.acquire(job.request.trajectory, reusable, job.most_tokens)
+        job.holding.tokens = np.asarray(job.tokens, dtype=np.int32)
         job.cached_tokens = job.slab_length
         job.clock.admitted = job.clock.prefilled = perf_counter()
         job.adjuster = Adjuster.of(job.request.sampling, job.request.prompt, job.completion.end_tokens)
         self.totals["cached_tokens_total"] += job.cached_tokens
         self.running.append(job)
+        self._end_unless_wanted(job)
 
     def _chunk(self, job: Job) -> Segment:
         assert job.holding is not None
         at = job.slab_length
-        stop = min(len(job.tokens) - 1, at + self.config.prefill_chunk)
+        most = self.config.prefill_chunk
+        if job.scoring:
+            most = min(most, rows_at_once(self.target.vocabulary))
+        stop = min(len(job.tokens) - 1, at + most)
         return Segment(job.holding.slab, tuple(job.tokens[at:stop]), tuple(range(stop - at)), None)
 
     def _segment(self, job: Job, tree: DraftTree) -> Segment:
         assert job.holding is not None
         return Segment(job.holding.slab, tree.token, tree.depth, tree.parent if len(tree) > 1 else None)
 
-    def _prefilled(self, job: Job, tokens: int) -> None:
+    def _prefilled(self, job: Job, tokens: int, logits: Tensor) -> None:
+        """Commits a chunk of a prompt; `logits` are those of its rows where they are asked for."""
         assert job.holding is not None
         job.holding.slab.commit(range(tokens))
         self.totals["prefill_tokens_total"] += tokens
         job.clock.prefilled = perf_counter()
+        if job.scoring:
+            self._score(job, logits)
+        self._end_unless_wanted(job)
+
+    def _score(self, job: Job, logits: Tensor) -> None:
+        """Tells the log-probabilities of the prompt tokens after the positions that were committed just now; `logits`
+        are those of these positions."""
+        following = job.request.prompt[job.scored + 1 : job.slab_length + 1]
+        job.scored += len(following)
+        told = token_logprobs(logits[len(logits) - len(following) :], following, job.request.prompt_logprobs or 0)
+        job.emit(Delta("", 0, prompt_logprobs=told))
+
+    def _end_unless_wanted(self, job: Job) -> None:
+        """A job that only reads its prompt ends with it."""
+        if job.completion.max_tokens == 0 and not job.prefilling:
+            job.clock.last = job.clock.prefilled
+            job.completion.finish = FinishReason.LENGTH
+            self._emit(job, Delta("", 0))
 
     def _commit(self, job: Job, tree: DraftTree, logits: Tensor) -> None:
         assert job.holding is not None

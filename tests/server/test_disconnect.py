@@ -102,7 +102,7 @@ class HoldingWorker(ScriptedWorker):
 
     held = HeldDeltas()
 
-    def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+    def generate(self, *requests: GenerationRequest) -> AsyncIterator[Delta]:
         return self.held
 
 
