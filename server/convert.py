@@ -14,6 +14,9 @@ SEED_STEP = 0x9E3779B97F4A7C15
 """Between the seeds of two choices (SplitMix64's increment, Steele et al. 2014): far enough apart that requests with
 neighbouring seeds have no choice in common."""
 
+MAX_PROMPT_LOGPROBS = 2**19
+"""Most log-probabilities of prompt tokens in one answer, which take about 140 MB while it is made."""
+
 Prompt = tuple[int, ...]
 
 
@@ -70,6 +73,7 @@ def prompts_of(asked: TextRequest, worker: Worker) -> list[Prompt]:
         prompt = worker.tokenize(one, special=asked.add_special_tokens) if isinstance(one, str) else tuple(one)
         check_prompt(prompt, name, asked.max_tokens, worker)
         prompts.append(prompt)
+    check_prompt_logprobs(asked, sum(map(len, prompts)))
     return prompts
 
 
@@ -88,16 +92,29 @@ def check_prompt(prompt: Prompt, name: str, max_tokens: int, worker: Worker) -> 
         )
 
 
+def check_prompt_logprobs(asked: TextRequest, tokens: int) -> None:
+    """Raises `InvalidRequest` for more log-probabilities of prompts than an answer may hold."""
+    _, _, top = wanted(asked)
+    if top is not None and tokens * asked.n * (1 + top) > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"prompt: {1 + top} log-probabilities for each of {tokens} tokens in {asked.n} choices are more than "
+            f"{MAX_PROMPT_LOGPROBS}",
+            param="prompt",
+        )
+
+
 def generation_requests(
     asked: Generating, prompts: Sequence[Prompt], trajectory: Trajectory, window: int
 ) -> list[GenerationRequest]:
     """The worker's requests: the choices of each prompt, prompt by prompt. The first choice of a prompt is what it is
     when it is asked for alone; the log-probabilities of equal prompts are asked for once."""
     requests: list[GenerationRequest] = []
+    seen: set[Prompt] = set()
     for prompt in prompts:
         first = generation_request(asked, prompt, trajectory, window)
-        if any(prompt == other.prompt for other in requests):
+        if prompt in seen:
             first = replace(first, prompt_logprobs=None)
+        seen.add(prompt)
         requests.append(first)
         for choice in range(1, asked.n):
             seed = choice_seed(first.sampling.seed, choice)

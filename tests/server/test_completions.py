@@ -289,6 +289,14 @@ def test_prompt_logprobs_have_vllms_form() -> None:
     assert "prompt_logprobs" not in complete().json()["choices"][0]
 
 
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": 20}, {"echo": True, "logprobs": 20}])
+def test_log_probabilities_of_too_many_tokens_are_refused(fields: dict[str, Any]) -> None:
+    prompts = [[1] * 9000] * 3
+    response = complete(prompt=prompts, **fields)
+    assert (response.status_code, error_of(response)["param"]) == (400, "prompt")
+    assert complete(prompt=prompts, logprobs=20).status_code == 200
+
+
 def test_only_one_choice_computes_the_prompt_logprobs() -> None:
     worker = ScriptedWorker()
     complete(worker, prompt_logprobs=3, echo=True, logprobs=5, n=3)
