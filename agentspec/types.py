@@ -1,6 +1,6 @@
 """The nouns of AgentSpec: plain frozen records, no behaviour beyond what their fields imply, no heavy import."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
 from typing import Any, Protocol
@@ -128,7 +128,7 @@ class GenerationRequest:
     prompt: tuple[int, ...]
     trajectory: Trajectory
     max_tokens: int
-    """Most tokens to emit; at least 1. The engine also stops at the model's window."""
+    """Most tokens to emit; 0 only reads the prompt. The engine also stops at the model's window."""
 
     sampling: SamplingParams = SamplingParams()
     speculation: SpeculationParams = SpeculationParams()
@@ -146,6 +146,12 @@ class GenerationRequest:
 
     logprobs: int | None = None
     """Report log-probabilities of the tokens and of so many of the likeliest at each position; None for none."""
+
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens, all of which are computed then, known or not; None for none."""
+
+    branch: bool = False
+    """A further choice beside one that continues the trajectory: it reads the history and adds nothing to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,11 +198,13 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token of a completion with its natural log-probability, and the likeliest tokens there with theirs."""
+    """A token of a text with its natural log-probability, and the likeliest tokens there with theirs."""
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...]
+    rank: int
+    """Place of the token among all by probability; the likeliest has 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +223,12 @@ class Delta:
 
     logprobs: tuple[TokenLogprob, ...] = ()
     """Of the tokens committed since the previous delta, if they were asked for."""
+
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """Of further prompt tokens, in order, if they were asked for: of all but the first, before any token."""
+
+    index: int = 0
+    """Which of the requests that were given to the worker together it belongs to."""
 
 
 class Worker(Protocol):
@@ -240,15 +254,31 @@ class Worker(Protocol):
         """
         ...
 
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below it."""
+        ...
+
+    @property
+    def control_tokens(self) -> Collection[int]:
+        """Tokens that give no text when they are generated."""
+        ...
+
+    def tokenize(self, text: str, *, special: bool) -> tuple[int, ...]:
+        """Token ids of a text in which control tokens may be spelled; with `special`, those included that the
+        tokenizer puts around every text. Safe to call from any thread."""
+        ...
+
     def token_bytes(self, token: int) -> bytes:
         """The bytes of a token of the vocabulary; those of its name for a control token."""
         ...
 
-    def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
-        """Deltas of one completion, the last one with `finish` and `report`.
+    def generate(self, *requests: GenerationRequest) -> AsyncIterator[Delta]:
+        """Deltas of a completion for each request, side by side, the last one of each with `finish` and `report`.
 
-        Closing the iterator stops the generation and frees its memory within one step. Raises `Overloaded`
-        when the queue is full, `ContextTooLong` when the prompt leaves no room for a token.
+        The requests are taken as a whole or not at all; a prompt that several of them have is computed once. Closing
+        the iterator stops all of them and frees their memory within one step. Raises `Overloaded` when the queue is
+        full, `ContextTooLong` when a prompt leaves no room for a token.
         """
         ...
 

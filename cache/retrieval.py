@@ -113,6 +113,27 @@ class Histories:
             history, conversation, parent, allowed, lambda session: self.finish(loop, trajectory, session)
         )
 
+    async def branch(
+        self, trajectory: Trajectory, prompt: Sequence[int], sources: frozenset[str] | None = None
+    ) -> HistorySession:
+        """The drafter of a further choice for a prompt that `open` was called with: it reads the trajectory's history
+        and its scope's, learns from what it sees itself, and leaves nothing behind. Raises what `open` raises."""
+        allowed = allowed_origins(sources)
+        tail = as_tokens(prompt[-OVERLAP:])
+        if not tail.size:
+            raise InvalidRequest("the prompt has no tokens")
+        trunk = await self.history(trajectory)
+        own = TrajectoryHistory(self.shelf.trajectory_tokens, trunk.scope)
+        conversation = own.resume()
+        conversation.append(tail)
+        conversation.document.tail = tail
+        self.sessions += 1
+        return HistorySession(own, conversation, trunk, allowed, self.forget)
+
+    def forget(self, _: HistorySession) -> None:
+        """A branch ended."""
+        self.sessions -= 1
+
     async def history(self, trajectory: Trajectory) -> TrajectoryHistory:
         """The history of a trajectory, from this process or else from the store."""
         known = self.shelf.find(trajectory)

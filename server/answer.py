@@ -1,25 +1,25 @@
-"""The JSON objects of an answer: whole completions and the chunks of a stream."""
+"""The JSON objects of an answer, whole or in chunks: what those of all endpoints have in common."""
 
 import json
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from agentspec.server.tools import Call
-from agentspec.types import FinishReason, Report, TokenLogprob, Trajectory
+from agentspec.errors import InternalError
+from agentspec.types import Delta, FinishReason, Report, Trajectory
 
 LINE_BREAKS = {ord(char): f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
 """Characters that some stream readers take for the end of a line."""
-
 
 LEAST = -9999.0
 """Stands for a log-probability of minus infinity, which JSON has no number for; OpenAI's own."""
 
 
-def new_completion_id() -> str:
-    return f"chatcmpl-{secrets.token_hex(12)}"
+def new_id() -> str:
+    return secrets.token_hex(12)
 
 
 def now() -> int:
@@ -27,127 +27,147 @@ def now() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Frame:
     """What all objects of one answer share."""
 
     model: str
     trajectory: Trajectory
+    prompts: int = 1
+    n: int = 1
+    """Choices of each prompt; they have neighbouring indexes."""
+
     with_usage: bool = False
     """Whether a stream ends with a usage chunk."""
 
     with_report: bool = False
     """Whether the whole report is attached."""
 
-    token_bytes: Callable[[int], bytes] | None = None
-    """Spells tokens where log-probabilities were asked for; None where they were not."""
-
-    id: str = field(default_factory=new_completion_id)
+    id: str = field(default_factory=new_id)
     created: int = field(default_factory=now)
 
-    def completion(
-        self,
-        pieces: Sequence[str | Call],
-        logprobs: Sequence[TokenLogprob],
-        finish: FinishReason,
-        report: Report,
-    ) -> dict[str, Any]:
+    @property
+    def choices(self) -> int:
+        """Choices of all prompts."""
+        return self.prompts * self.n
+
+
+class Answer(ABC):
+    """One answer as it grows. A stream takes `opening` and the `chunks` of every delta; a whole answer gathers the
+    deltas with `add`, and is `whole` once it is `complete`."""
+
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+    id_prefix: ClassVar[str]
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+        self._reports: dict[int, Report] = {}
+
+    @property
+    def complete(self) -> bool:
+        """Whether every choice has ended."""
+        return len(self._reports) == self.frame.choices
+
+    @abstractmethod
+    def opening(self) -> list[dict[str, Any]]:
+        """The chunks before those of the first delta."""
+
+    @abstractmethod
+    def _contents(self, delta: Delta) -> list[dict[str, Any]]:
+        """The chunks of a delta's text."""
+
+    @abstractmethod
+    def _ending(self, delta: Delta, finish: FinishReason) -> dict[str, Any]:
+        """The chunk that ends a choice."""
+
+    @abstractmethod
+    def _gather(self, delta: Delta) -> None:
+        """Keep what a delta brings."""
+
+    @abstractmethod
+    def _choice(self, index: int) -> dict[str, Any]:
+        """A choice that has ended."""
+
+    def chunks(self, delta: Delta) -> list[dict[str, Any]]:
+        """The chunks of a delta; the very last one of the answer carries the figures of the run."""
+        found = self._contents(delta)
+        if delta.finish is None:
+            return found
+        self._end(delta)
+        found.append(self._ending(delta, delta.finish))
+        if not self.complete:
+            return found
+        if self.frame.with_usage:
+            found.append({**self._head(self.chunk_kind), "choices": [], "usage": self._usage()})
+        return [*found[:-1], {**found[-1], **self._extras()}]
+
+    def add(self, delta: Delta) -> None:
+        """Gather a delta."""
+        self._gather(delta)
+        if delta.finish is not None:
+            self._end(delta)
+
+    def whole(self) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
-        text = "".join(piece for piece in pieces if isinstance(piece, str))
-        calls = [piece for piece in pieces if isinstance(piece, Call)]
-        message: dict[str, Any] = {"role": "assistant", "content": None if calls and not text.strip() else text}
-        if calls:
-            message["tool_calls"] = [opening(call) for call in calls]
-        choice = {
-            "index": 0,
-            "message": message,
-            "logprobs": self._logprobs(logprobs),
-            "finish_reason": finish_reason(finish, len(calls)),
-        }
-        return {**self._head("chat.completion"), "choices": [choice], "usage": usage(report), **self._extras(report)}
+        choices = [self._choice(index) for index in range(self.frame.choices)]
+        return {**self._head(self.kind), "choices": choices, "usage": self._usage(), **self._extras()}
 
-    def role_chunk(self) -> dict[str, Any]:
-        return self._chunk({"role": "assistant", "content": ""})
+    def _end(self, delta: Delta) -> None:
+        if delta.report is None:
+            raise InternalError("the generation ended without a report")
+        self._reports[delta.index] = delta.report
 
-    def text_chunk(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> dict[str, Any]:
-        return self._chunk({"content": text}, logprobs=logprobs)
-
-    def call_chunks(self, index: int, call: Call) -> list[dict[str, Any]]:
-        """The opening fragment with id and name, then the arguments."""
-        opened = {"index": index, **opening(Call(call.name, ""))}
-        arguments = {"index": index, "function": {"arguments": call.arguments}}
-        return [self._chunk({"tool_calls": [opened]}), self._chunk({"tool_calls": [arguments]})]
-
-    def last_chunks(self, finish: FinishReason, calls: int, report: Report) -> list[dict[str, Any]]:
-        """The finish chunk and, if asked for, the usage chunk; the figures of the run are on the last one."""
-        finished = self._chunk({}, finish_reason(finish, calls))
-        if not self.with_usage:
-            return [{**finished, **self._extras(report)}]
-        head = self._head("chat.completion.chunk")
-        return [finished, {**head, "choices": [], "usage": usage(report), **self._extras(report)}]
-
-    def _chunk(
-        self, delta: dict[str, Any], finish: FinishReason | None = None, logprobs: Sequence[TokenLogprob] = ()
-    ) -> dict[str, Any]:
-        known = self._logprobs(logprobs) if logprobs else None
-        choice = {"index": 0, "delta": delta, "logprobs": known, "finish_reason": finish}
-        chunk = {**self._head("chat.completion.chunk"), "choices": [choice]}
-        return {**chunk, "usage": None} if self.with_usage else chunk
-
-    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
-        """One entry per token; None where they were not asked for."""
-        if self.token_bytes is None:
-            return None
-        entries = []
-        for one in logprobs:
-            best = [self._spelled(token, logprob) for token, logprob in one.top]
-            entries.append({**self._spelled(one.token, one.logprob), "top_logprobs": best})
-        return {"content": entries, "refusal": None}
-
-    def _spelled(self, token: int, logprob: float) -> dict[str, Any]:
-        assert self.token_bytes is not None
-        spelled = self.token_bytes(token)
-        return {"token": spelled.decode("utf-8", "replace"), "logprob": max(logprob, LEAST), "bytes": list(spelled)}
+    def _chunk(self, index: int, finish: FinishReason | None = None, **content: Any) -> dict[str, Any]:
+        choice = {"index": index, **content, "finish_reason": finish}
+        chunk = {**self._head(self.chunk_kind), "choices": [choice]}
+        return {**chunk, "usage": None} if self.frame.with_usage else chunk
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        frame = self.frame
+        return {"id": f"{self.id_prefix}-{frame.id}", "object": kind, "created": frame.created, "model": frame.model}
 
-    def _extras(self, report: Report) -> dict[str, Any]:
-        extras: dict[str, Any] = {"timings": timings(report)}
-        if self.with_report:
-            names = {"trajectory": self.trajectory.id, "parent": self.trajectory.parent}
-            extras["agentspec"] = {**names, **asdict(report)}
+    def _usage(self) -> dict[str, Any]:
+        return usage(self._prompt_reports(), self._choice_reports())
+
+    def _choice_reports(self) -> list[Report]:
+        return [self._reports[index] for index in range(self.frame.choices)]
+
+    def _prompt_reports(self) -> list[Report]:
+        """One for each prompt: that of its first choice, which computed it."""
+        return self._choice_reports()[:: self.frame.n]
+
+    def _extras(self) -> dict[str, Any]:
+        reports = self._choice_reports()
+        extras: dict[str, Any] = {"timings": timings(self._prompt_reports(), reports)}
+        if self.frame.with_report:
+            trajectory = self.frame.trajectory
+            figures = asdict(reports[0]) if len(reports) == 1 else {"choices": [asdict(report) for report in reports]}
+            extras["agentspec"] = {"trajectory": trajectory.id, "parent": trajectory.parent, **figures}
         return extras
 
 
-def opening(call: Call) -> dict[str, Any]:
-    """A call under a fresh id."""
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
-
-
-def finish_reason(finish: FinishReason, calls: int) -> FinishReason:
-    """A model that stopped by itself after a call stopped for it."""
-    return FinishReason.TOOL_CALLS if calls and finish is FinishReason.STOP else finish
-
-
-def usage(report: Report) -> dict[str, Any]:
+def usage(prompts: Sequence[Report], choices: Sequence[Report]) -> dict[str, Any]:
+    """Tokens of an answer: those of each prompt once, those of every choice."""
+    prompt_tokens = sum(report.prompt_tokens for report in prompts)
+    completion_tokens = sum(report.completion_tokens for report in choices)
     return {
-        "prompt_tokens": report.prompt_tokens,
-        "completion_tokens": report.completion_tokens,
-        "total_tokens": report.prompt_tokens + report.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": report.cached_tokens},
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(report.cached_tokens for report in prompts)},
     }
 
 
-def timings(report: Report) -> dict[str, Any]:
-    """Counts and milliseconds under llama.cpp's names; `prompt_n` leaves out the tokens that were cached."""
+def timings(prompts: Sequence[Report], choices: Sequence[Report]) -> dict[str, Any]:
+    """Counts and milliseconds under llama.cpp's names; `prompt_n` leaves out the tokens that were cached. Of several
+    choices, which are made side by side, the slowest says `predicted_ms`."""
     return {
-        "prompt_n": report.prompt_tokens - report.cached_tokens,
-        "prompt_ms": round(report.prefill_s * 1000, 3),
-        "predicted_n": report.completion_tokens,
-        "predicted_ms": round(report.decode_s * 1000, 3),
-        "draft_n": report.drafted_total,
-        "draft_n_accepted": report.accepted_total,
+        "prompt_n": sum(report.prompt_tokens - report.cached_tokens for report in prompts),
+        "prompt_ms": round(sum(report.prefill_s for report in prompts) * 1000, 3),
+        "predicted_n": sum(report.completion_tokens for report in choices),
+        "predicted_ms": round(max(report.decode_s for report in choices) * 1000, 3),
+        "draft_n": sum(report.drafted_total for report in choices),
+        "draft_n_accepted": sum(report.accepted_total for report in choices),
     }
 
 

@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -17,21 +18,33 @@ from starlette.routing import Route
 from agentspec.config import ServerConfig
 from agentspec.errors import UnknownModel
 from agentspec.server.access import Access
-from agentspec.server.answer import Answer, encode, now
+from agentspec.server.answer import Answer, Frame, encode, now
 from agentspec.server.body import parse_object, read_body
-from agentspec.server.convert import fold_system, generation_request, plain_messages, plain_tools
+from agentspec.server.chat_answer import ChatAnswer
+from agentspec.server.convert import Prompt, fold_system, generation_requests, plain_messages, plain_tools, prompts_of
 from agentspec.server.failures import Failures, error_response, routing_error
 from agentspec.server.generation import Generation
 from agentspec.server.identity import Identity
 from agentspec.server.metrics import Metrics
-from agentspec.server.options import NEUTRAL, check_choices, refuse_unsupported
+from agentspec.server.options import (
+    NEUTRAL,
+    NEUTRAL_FOR_CHAT,
+    NEUTRAL_FOR_TEXT,
+    check_choices,
+    check_text,
+    check_tools,
+    refuse_unsupported,
+)
 from agentspec.server.respond import EventStream, WholeAnswer
-from agentspec.server.wire import ChatRequest, parse_chat, unknown_fields
+from agentspec.server.text_answer import TextAnswer
+from agentspec.server.text_logprobs import Speller
+from agentspec.server.wire import ChatRequest, Generating, TextRequest, parse_request, unknown_fields
 from agentspec.types import Worker
 
 log = logging.getLogger(__name__)
 
 MAX_NAMES_LOGGED = 256
+KNOWN = {*NEUTRAL, *NEUTRAL_FOR_CHAT, *NEUTRAL_FOR_TEXT}
 
 
 def create_app(worker: Worker, config: ServerConfig) -> Starlette:
@@ -42,6 +55,7 @@ def create_app(worker: Worker, config: ServerConfig) -> Starlette:
     service = Service(worker, config)
     routes = [
         Route("/v1/chat/completions", service.chat, methods=["POST"]),
+        Route("/v1/completions", service.text, methods=["POST"]),
         Route("/v1/models", service.models),
         Route("/v1/models/{name:path}", service.model),
         Route("/health", service.health),
@@ -67,12 +81,12 @@ async def not_routed(request: Request, error: Exception) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """All of a chat request that can be known before it is given to the worker."""
+    """All of a request that can be known before it is given to the worker."""
 
-    asked: ChatRequest
-    prompt: tuple[int, ...]
-    digests: list[bytes]
-    with_tools: bool
+    asked: Generating
+    prompts: Sequence[Prompt]
+    answer: Callable[[Frame], Answer]
+    digests: Sequence[bytes] = ()
 
 
 class Service:
@@ -87,23 +101,31 @@ class Service:
         self._logged: set[str] = set()
 
     async def chat(self, request: Request) -> Response:
+        return await self._generate(request, self._prepare_chat)
+
+    async def text(self, request: Request) -> Response:
+        return await self._generate(request, self._prepare_text)
+
+    async def _generate(self, request: Request, prepare: Callable[[bytes], Prepared]) -> Response:
         body = await read_body(request, self._config.max_body_bytes, self._config.receive_s)
-        prepared = await asyncio.to_thread(self._prepare, body)
+        prepared = await asyncio.to_thread(prepare, body)
         asked = prepared.asked
         trajectory = self._identity.resolve(request.headers, asked, prepared.digests)
-        wanted = generation_request(asked, prepared.prompt, trajectory, self._worker.window)
+        wanted = generation_requests(asked, prepared.prompts, trajectory, self._worker.window)
         started = request.scope["agentspec.started"]
-        generation = Generation(self._worker.generate(wanted), request.receive, self.metrics, started)
-        answer = Answer(
+        generation = Generation(self._worker.generate(*wanted), request.receive, self.metrics, started)
+        frame = Frame(
             self._worker.model,
             trajectory,
-            asked.stream_options.include_usage,
+            prompts=len(prepared.prompts),
+            n=asked.n,
+            with_usage=asked.stream_options.include_usage,
             with_report=asked.speculation.report,
-            token_bytes=self._worker.token_bytes if asked.logprobs else None,
         )
+        answer = prepared.answer(frame)
         if asked.stream:
-            return EventStream(generation, answer, prepared.with_tools, self._config.keepalive_s)
-        return WholeAnswer(generation, answer, prepared.with_tools)
+            return EventStream(generation, answer, self._config.keepalive_s)
+        return WholeAnswer(generation, answer)
 
     async def models(self, request: Request) -> Response:
         return json_response({"object": "list", "data": [self._model_object()]})
@@ -123,18 +145,35 @@ class Service:
     async def show_metrics(self, request: Request) -> Response:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
-    def _prepare(self, body: bytes) -> Prepared:
+    def _prepare_chat(self, body: bytes) -> Prepared:
         """Parses, checks and renders; runs in a thread because long prompts take long."""
         raw = parse_object(body)
-        asked = parse_chat(raw)
-        refuse_unsupported(raw)
+        asked = parse_request(ChatRequest, raw)
+        refuse_unsupported(raw, NEUTRAL_FOR_CHAT)
+        check_tools(asked)
+        self._check(asked)
+        tools, messages = plain_tools(asked), plain_messages(asked.messages)
+        prompt = self._worker.render(fold_system(messages), tools)
+        token_bytes = self._worker.token_bytes if asked.logprobs else None
+        answer = partial(ChatAnswer, with_tools=tools is not None, token_bytes=token_bytes)
+        return Prepared(asked, [prompt], answer, self._identity.digests(asked, tools, messages))
+
+    def _prepare_text(self, body: bytes) -> Prepared:
+        """Parses, checks and tokenizes; runs in a thread too."""
+        raw = parse_object(body)
+        asked = parse_request(TextRequest, raw)
+        refuse_unsupported(raw, NEUTRAL_FOR_TEXT)
+        check_text(asked)
+        self._check(asked)
+        prompts = prompts_of(asked, self._worker)
+        speller = Speller(self._worker.token_bytes, self._worker.control_tokens)
+        return Prepared(asked, prompts, partial(TextAnswer, asked=asked, prompts=prompts, speller=speller))
+
+    def _check(self, asked: Generating) -> None:
         check_choices(asked)
         if asked.model is not None:
             self._check_model(asked.model)
         self._log_unknown(asked)
-        tools, messages = plain_tools(asked), plain_messages(asked.messages)
-        prompt = self._worker.render(fold_system(messages), tools)
-        return Prepared(asked, prompt, self._identity.digests(asked, tools, messages), tools is not None)
 
     def _check_model(self, name: str) -> None:
         if name != self._worker.model:
@@ -149,10 +188,10 @@ class Service:
             "context_window": self._worker.window,
         }
 
-    def _log_unknown(self, asked: ChatRequest) -> None:
+    def _log_unknown(self, asked: Generating) -> None:
         """Names each ignored field once."""
         for name in unknown_fields(asked):
-            if name not in NEUTRAL and name not in self._logged and len(self._logged) < MAX_NAMES_LOGGED:
+            if name not in KNOWN and name not in self._logged and len(self._logged) < MAX_NAMES_LOGGED:
                 self._logged.add(name)
                 log.warning("ignored an unknown field: %.100r", name)
 

@@ -1,13 +1,23 @@
-"""From a parsed chat request to what the worker takes."""
+"""From a parsed request to what the worker takes."""
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from agentspec.server.wire import ChatRequest, Message, Speculation, Tool
-from agentspec.types import GenerationRequest, SamplingParams, SpeculationParams, Trajectory
+from agentspec.errors import ContextTooLong, InvalidRequest
+from agentspec.server.wire import ChatRequest, Generating, Message, Speculation, TextRequest, Tool
+from agentspec.types import GenerationRequest, SamplingParams, SpeculationParams, Trajectory, Worker
 
 SEED_RANGE = 2**63
+SEED_STEP = 0x9E3779B97F4A7C15
+"""Between the seeds of two choices (SplitMix64's increment, Steele et al. 2014): far enough apart that requests with
+neighbouring seeds have no choice in common."""
+
+MAX_PROMPT_LOGPROBS = 2**19
+"""Most log-probabilities of prompt tokens in one answer, which take about 140 MB while it is made."""
+
+Prompt = tuple[int, ...]
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -54,26 +64,101 @@ def plain_tool(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": tool.function.model_dump(include=wanted, exclude_none=True)}
 
 
-def generation_request(
-    asked: ChatRequest, prompt: tuple[int, ...], trajectory: Trajectory, window: int
-) -> GenerationRequest:
-    """The worker's request; the token limit is cut to the room that the prompt leaves, at least 1."""
-    limit = asked.max_completion_tokens or asked.max_tokens or window
+def prompts_of(asked: TextRequest, worker: Worker) -> list[Prompt]:
+    """The prompts as token ids; raises `InvalidRequest` for one that the model cannot take."""
+    several = len(asked.prompt) > 1
+    prompts: list[Prompt] = []
+    for index, one in enumerate(asked.prompt):
+        name = f"prompt[{index}]" if several else "prompt"
+        prompt = worker.tokenize(one, special=asked.add_special_tokens) if isinstance(one, str) else tuple(one)
+        check_prompt(prompt, name, asked.max_tokens, worker)
+        prompts.append(prompt)
+    check_prompt_logprobs(asked, sum(map(len, prompts)))
+    return prompts
+
+
+def check_prompt(prompt: Prompt, name: str, max_tokens: int, worker: Worker) -> None:
+    """Raises `InvalidRequest` for a prompt that the model cannot take."""
+    if not prompt:
+        raise InvalidRequest(f"{name}: has no tokens", param=name)
+    wrong = next((token for token in prompt if not 0 <= token < worker.vocabulary), None)
+    if wrong is not None:
+        last = worker.vocabulary - 1
+        raise InvalidRequest(f"{name}: the model's tokens are 0 to {last}, got {wrong!s:.40}", param=name)
+    if len(prompt) + min(1, max_tokens) > worker.window:
+        more = " and at least one more" if max_tokens else ""
+        raise ContextTooLong(
+            f"{name}: has {len(prompt)} tokens; the model's window of {worker.window} must hold it{more}", param=name
+        )
+
+
+def check_prompt_logprobs(asked: TextRequest, tokens: int) -> None:
+    """Raises `InvalidRequest` for more log-probabilities of prompts than an answer may hold."""
+    _, _, top = wanted(asked)
+    if top is not None and tokens * asked.n * (1 + top) > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"prompt: {1 + top} log-probabilities for each of {tokens} tokens in {asked.n} choices are more than "
+            f"{MAX_PROMPT_LOGPROBS}",
+            param="prompt",
+        )
+
+
+def generation_requests(
+    asked: Generating, prompts: Sequence[Prompt], trajectory: Trajectory, window: int
+) -> list[GenerationRequest]:
+    """The worker's requests: the choices of each prompt, prompt by prompt. The first choice of a prompt is what it is
+    when it is asked for alone; the log-probabilities of equal prompts are asked for once."""
+    requests: list[GenerationRequest] = []
+    seen: set[Prompt] = set()
+    for prompt in prompts:
+        first = generation_request(asked, prompt, trajectory, window)
+        if prompt in seen:
+            first = replace(first, prompt_logprobs=None)
+        seen.add(prompt)
+        requests.append(first)
+        for choice in range(1, asked.n):
+            seed = choice_seed(first.sampling.seed, choice)
+            requests.append(
+                replace(first, sampling=replace(first.sampling, seed=seed), branch=True, prompt_logprobs=None)
+            )
+    return requests
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """The seed of a choice of a request with `seed`; that of choice 0 is the request's own."""
+    return (seed + choice * SEED_STEP) % SEED_RANGE
+
+
+def generation_request(asked: Generating, prompt: Prompt, trajectory: Trajectory, window: int) -> GenerationRequest:
+    """The worker's request for one choice; the token limit is cut to the room that the prompt leaves, at least 1."""
+    limit, logprobs, prompt_logprobs = wanted(asked)
     return GenerationRequest(
         prompt=prompt,
         trajectory=trajectory,
-        max_tokens=max(1, min(limit, window - len(prompt))),
+        max_tokens=min(window if limit is None else limit, max(1, window - len(prompt))),
         sampling=sampling(asked),
         speculation=speculation(asked.speculation),
         stop=tuple(asked.stop),
         stop_tokens=tuple(asked.stop_token_ids),
         ignore_eos=asked.ignore_eos,
         priority=asked.priority,
-        logprobs=asked.top_logprobs if asked.logprobs else None,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
     )
 
 
-def sampling(asked: ChatRequest) -> SamplingParams:
+def wanted(asked: Generating) -> tuple[int | None, int | None, int | None]:
+    """Most tokens, and how many of the likeliest tokens are reported at each of them and at each of the prompt's."""
+    if isinstance(asked, TextRequest):
+        own = asked.prompt_logprobs
+        echoed = asked.logprobs if asked.echo else None
+        return asked.max_tokens, asked.logprobs, max((n for n in (own, echoed) if n is not None), default=None)
+    assert isinstance(asked, ChatRequest)
+    limit = asked.max_completion_tokens or asked.max_tokens
+    return limit, asked.top_logprobs if asked.logprobs else None, None
+
+
+def sampling(asked: Generating) -> SamplingParams:
     """Sampling with a seed between 0 and 2**63 - 1, drawn afresh when none was given."""
     return SamplingParams(
         temperature=asked.temperature,

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentspec.errors import InvalidRequest
 from agentspec.server.chain import Chain, prefix_digests
-from agentspec.server.wire import ChatRequest
+from agentspec.server.wire import Generating
 from agentspec.types import Scope, Trajectory
 
 TENANT = "default"
@@ -50,7 +50,7 @@ class Identity:
         self._chain = chain or Chain()
 
     def digests(
-        self, asked: ChatRequest, tools: Sequence[Mapping[str, Any]] | None, messages: Sequence[Mapping[str, Any]]
+        self, asked: Generating, tools: Sequence[Mapping[str, Any]] | None, messages: Sequence[Mapping[str, Any]]
     ) -> list[bytes]:
         """What `resolve` compares; apart because it takes long for long conversations and may run in any thread.
 
@@ -58,7 +58,7 @@ class Identity:
         """
         return prefix_digests([self._scope.tenant, self._scope.model, asked.user or ""], tools, messages)
 
-    def resolve(self, headers: Mapping[str, str], asked: ChatRequest, digests: Sequence[bytes]) -> Trajectory:
+    def resolve(self, headers: Mapping[str, str], asked: Generating, digests: Sequence[bytes]) -> Trajectory:
         """The request's trajectory; remembers its messages."""
         named = named_by_headers(headers) or named_by_body(asked) or self._named_by_messages(digests)
         parent = header_id(headers, PARENT) or named.parent
@@ -94,7 +94,7 @@ def claude_name(headers: Mapping[str, str], session: str) -> Name:
     return Name(check_id(name.id, CLAUDE_AGENT), name.parent)
 
 
-def named_by_body(asked: ChatRequest) -> Name | None:
+def named_by_body(asked: Generating) -> Name | None:
     for key in ("trajectory_id", "session_id"):
         value = asked.metadata.get(key)
         if value is not None:

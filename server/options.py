@@ -5,11 +5,10 @@ from typing import Any
 
 from agentspec.errors import InvalidRequest, UnsupportedParameter
 from agentspec.server.body import as_object
-from agentspec.server.wire import ChatRequest
+from agentspec.server.wire import MAX_CHOICES, ChatRequest, Generating, TextRequest
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
-    "best_of": (1,),
     "function_call": ("none",),
     "functions": ([],),
     "guided_choice": (),
@@ -30,10 +29,15 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Values, beside null, that ask for nothing and so are accepted."""
 
+NEUTRAL_FOR_CHAT: Mapping[str, tuple[Any, ...]] = {"echo": (False,), "prompt_logprobs": (), "suffix": ("",)}
+NEUTRAL_FOR_TEXT: Mapping[str, tuple[Any, ...]] = {"suffix": ("",), "tools": ([],)}
+"""The same for what one endpoint cannot honour; a suffix would have to be written before."""
 
-def refuse_unsupported(body: Mapping[str, Any]) -> None:
-    """Raises `UnsupportedParameter` for a known option with a value that would have to be ignored."""
-    for name, neutral in NEUTRAL.items():
+
+def refuse_unsupported(body: Mapping[str, Any], own: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raises `UnsupportedParameter` for an option, of all endpoints or this one's `own`, whose value would have to be
+    ignored."""
+    for name, neutral in {**NEUTRAL, **own}.items():
         value = body.get(name)
         if value is not None and value not in neutral and not is_moot(name, body):
             raise UnsupportedParameter(f"{name} is not supported; leave it out", param=name)
@@ -44,10 +48,30 @@ def is_moot(name: str, body: Mapping[str, Any]) -> bool:
     return name == "parallel_tool_calls" and not body.get("tools") and body[name] is False
 
 
-def check_choices(asked: ChatRequest) -> None:
-    """Raises when more than one answer is asked for, or a tool call that cannot be enforced."""
-    if asked.n > 1:
-        raise UnsupportedParameter(f"n: only one choice is supported, got {asked.n}", param="n")
+def check_choices(asked: Generating) -> None:
+    """Raises when choices would have to be left out of the answer."""
+    if asked.best_of not in (None, asked.n):
+        raise UnsupportedParameter(
+            f"best_of: only n itself, {asked.n}, is supported, got {asked.best_of}", param="best_of"
+        )
+
+
+def check_text(asked: TextRequest) -> None:
+    """Raises for fields of a text completion that do not go together."""
+    if len(asked.prompt) * asked.n > MAX_CHOICES:
+        raise InvalidRequest(
+            f"n: {len(asked.prompt)} prompts with {asked.n} choices each are more than {MAX_CHOICES}", param="n"
+        )
+    if asked.max_tokens == 0 and not asked.echo and asked.prompt_logprobs is None:
+        raise InvalidRequest("max_tokens: 0 needs echo or prompt_logprobs", param="max_tokens")
+    if asked.stream and asked.prompt_logprobs is not None:
+        raise UnsupportedParameter(
+            "prompt_logprobs: not in a stream; use echo and logprobs there", param="prompt_logprobs"
+        )
+
+
+def check_tools(asked: ChatRequest) -> None:
+    """Raises when a tool call is asked for that cannot be enforced."""
     choice = asked.tool_choice
     if choice in (None, "none", "auto"):
         return

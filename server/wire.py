@@ -1,11 +1,11 @@
-"""What a chat request looks like on the wire: lenient about what is not known, strict about what is.
+"""What requests look like on the wire: lenient about what is not known, strict about what is.
 
 `null` means absent at every level. Fields that are not named here are kept as extras, see `unknown_fields`.
 """
 
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -15,6 +15,9 @@ from agentspec.types import Origin, SpeculationParams
 
 MAX_STOPS = 16
 MAX_LOGPROBS = 20
+MAX_CHOICES = 128
+"""Most choices of one request, those of all its prompts together."""
+
 DRAFTERS = frozenset(str(origin.name).lower() for origin in Origin)
 
 
@@ -88,6 +91,33 @@ def pairs_of_bias(bias: Any) -> Any:
     return pairs
 
 
+def list_of_prompts(prompt: Any) -> Any:
+    """One prompt or several, each a text or token ids."""
+    if isinstance(prompt, str):
+        prompt = [prompt]
+    prompts = as_list(prompt)
+    if prompts is None:
+        raise ValueError("must be a string, a list of strings, a list of token ids or a list of such lists")
+    if prompts and all(is_integer(token) for token in prompts):
+        prompts = [prompts]
+    if not prompts or not all(prompts):
+        raise ValueError("must not be empty, nor hold an empty prompt")
+    if len(prompts) > MAX_CHOICES:
+        raise ValueError(f"must have at most {MAX_CHOICES} prompts, got {len(prompts)}")
+    if not all(isinstance(one, str) for one in prompts) and not all(is_token_list(one) for one in prompts):
+        raise ValueError("must be all strings or all lists of token ids")
+    return prompts
+
+
+def is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_token_list(value: Any) -> bool:
+    tokens = as_list(value)
+    return tokens is not None and all(is_integer(token) for token in tokens)
+
+
 class FunctionCall(Wire):
     name: str = Field(min_length=1)
     arguments: Annotated[str, BeforeValidator(encode_arguments)] = ""
@@ -140,14 +170,12 @@ class Speculation(Wire):
     report: bool = False
 
 
-class ChatRequest(Wire):
-    """The body of `POST /v1/chat/completions`, as far as it is understood."""
+class Generating(Wire):
+    """What the bodies of all endpoints that generate have in common."""
 
-    messages: list[Message] = Field(min_length=1)
     model: str | None = None
-    max_tokens: int | None = Field(default=None, ge=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
-    n: int = Field(default=1, ge=1)
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES)
+    best_of: int | None = None
     stop: Annotated[list[str], BeforeValidator(list_of_stops)] = []
     temperature: float = Field(default=1.0, ge=0, le=2)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -162,16 +190,24 @@ class ChatRequest(Wire):
     stop_token_ids: list[Annotated[int, Field(ge=0)]] = []
     ignore_eos: bool = False
     priority: int = Field(default=0, ge=-(2**31), lt=2**31)
-    logprobs: bool = False
-    top_logprobs: int = Field(default=0, ge=0, le=MAX_LOGPROBS)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    tools: list[Tool] = []
-    tool_choice: Any = None
     speculation: Speculation = Speculation()
     user: str | None = None
     metadata: dict[str, Any] = {}
     prompt_cache_key: str | None = None
+
+
+class ChatRequest(Generating):
+    """The body of `POST /v1/chat/completions`, as far as it is understood."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int = Field(default=0, ge=0, le=MAX_LOGPROBS)
+    tools: list[Tool] = []
+    tool_choice: Any = None
 
     @model_validator(mode="after")
     def needs_logprobs(self) -> "ChatRequest":
@@ -180,10 +216,25 @@ class ChatRequest(Wire):
         return self
 
 
-def parse_chat(body: dict[str, Any]) -> ChatRequest:
+class TextRequest(Generating):
+    """The body of `POST /v1/completions`, as far as it is understood."""
+
+    prompt: Annotated[list[str | list[int]], BeforeValidator(list_of_prompts)]
+    max_tokens: int = Field(default=16, ge=0)
+    echo: bool = False
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    add_special_tokens: bool = True
+    """Whether the tokenizer adds the tokens that it puts around every text."""
+
+
+Request = TypeVar("Request", bound=Generating)
+
+
+def parse_request(kind: type[Request], body: dict[str, Any]) -> Request:
     """The request in `body`; raises `InvalidRequest` that names the first wrong field by its path."""
     try:
-        return ChatRequest.model_validate(body)
+        return kind.model_validate(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         path = field_path(first["loc"])

@@ -77,6 +77,11 @@ class Chat:
             ) from error
         return self.control.encode(text, mark)
 
+    def tokenize(self, text: str, *, special: bool) -> tuple[int, ...]:
+        """Token ids of a text as it is: control tokens spelled in it are real ones. With `special`, the tokenizer adds
+        those that it puts around every text, such as a first one."""
+        return tuple(self.tokenizer.encode(text, add_special_tokens=special))
+
     def end_tokens(self, *configured: Any) -> frozenset[int]:
         """Ids that end a turn: the tokenizer's and those of the given configuration values (int, list or None)."""
         ends = {self.tokenizer.eos_token_id}

@@ -68,6 +68,12 @@ class Job:
     cancelled: bool = False
     """Set by the caller's thread; the job leaves before the next step."""
 
+    leader: "Job | None" = None
+    """A job with the same prompt, which computes it before this one starts."""
+
+    scored: int = 0
+    """Prompt tokens, the first left out, whose log-probabilities were told."""
+
     holding: Holding | None = None
     """Its memory while it runs."""
 
@@ -93,6 +99,17 @@ class Job:
     def prefilling(self) -> bool:
         """Whether tokens before the last committed one still have to be computed."""
         return self.uncomputed > 1
+
+    @property
+    def scoring(self) -> bool:
+        """Whether log-probabilities of prompt tokens have still to be told."""
+        return self.request.prompt_logprobs is not None and self.scored < len(self.request.prompt) - 1
+
+    @property
+    def reusable(self) -> list[int]:
+        """The tokens whose keys and values may be taken over. A log-probability that has still to be told needs the
+        position before it computed in any case: nothing keeps the logits of positions that were computed earlier."""
+        return self.tokens[: self.scored + 1] if self.scoring else self.tokens
 
     def report(self) -> Report:
         """What the job cost, once it has finished."""

@@ -1,8 +1,9 @@
 """The step loop: admit, plan drafts, one ragged target pass, walk, commit. Knows token ids, threads and sockets not."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 
 from torch import Tensor
@@ -12,17 +13,17 @@ from agentspec.engine.adjust import Adjuster
 from agentspec.engine.attention import Segment
 from agentspec.engine.commit import commit
 from agentspec.engine.job import Job
-from agentspec.engine.logprobs import token_logprobs
+from agentspec.engine.logprobs import rows_at_once, token_logprobs
 from agentspec.engine.plan import disable, mean_context, plan
 from agentspec.engine.prefix import KVPool
 from agentspec.engine.sampling import choose
-from agentspec.engine.schedule import Scheduler, shares
+from agentspec.engine.schedule import Scheduler, rank, shares
 from agentspec.engine.target import Target
 from agentspec.engine.verify import walk
 from agentspec.errors import InternalError
 from agentspec.policies.cost import Cost
 from agentspec.policies.payoff import Acceptance, pruned
-from agentspec.types import Delta, DraftTree, Outcome, TokenLogprob
+from agentspec.types import Delta, DraftTree, FinishReason, Outcome, TokenLogprob
 
 log = logging.getLogger(__name__)
 
@@ -70,30 +71,40 @@ class StepLoop:
         trees = self._trees(decoding, sum(chunks.values()))
         segments = [tree_segment(job, tree) for job, tree in zip(decoding, trees, strict=True)]
         segments += [chunk_segment(job, size) for job, size in chunks.items()]
-        keep = kept_rows(trees, chunks)
+        rows = sum(len(tree) for tree in trees)
+        keep = [*range(rows), *kept_rows(rows, chunks)]
         context = mean_context(decoding)
         began = perf_counter()
         logits = self.target.forward(segments, keep)
         if not chunks:
-            self.cost.observe(len(keep), context, (perf_counter() - began) * 1e3, plain=len(keep) == len(decoding))
+            self.cost.observe(rows, context, (perf_counter() - began) * 1e3, plain=rows == len(decoding))
         self.totals["steps_total"] += 1
-        for job, size in chunks.items():
-            if self._prefilled(job, size):
-                decoding.append(job)
-                trees.append(DraftTree.root(job.tokens[-1]))
         start = 0
         for job, tree in zip(decoding, trees, strict=True):
-            try:
-                self._commit(job, tree, logits[start : start + len(tree)])
-            except Exception:
-                log.exception("a request failed; the others of its pass go on")
-                self._fail(job)
+            self._guarded(job, partial(self._commit, job, tree, logits[start : start + len(tree)]))
             start += len(tree)
+        for job, size in chunks.items():
+            stop = start + len(kept_of(job, size))
+            self._guarded(job, partial(self._prefilled, job, size, logits[start:stop]))
+            start = stop
+
+    def _guarded(self, job: Job, act: Callable[[], None]) -> None:
+        """What a pass means for one job; a fault of it is that job's own."""
+        try:
+            act()
+        except Exception:
+            log.exception("a request failed; the others of its pass go on")
+            self._fail(job)
 
     def _chunks(self) -> dict[Job, int]:
-        """Prefilling jobs and how many of their tokens the next pass computes."""
-        jobs = [job for job in self.scheduler.running if job.prefilling]
-        given = shares(jobs, self.config.prefill_chunk)
+        """Prefilling jobs and how many of their tokens the next pass computes; one of those whose rows all give logits
+        at a time."""
+        jobs = sorted((job for job in self.scheduler.running if job.prefilling), key=rank)
+        scoring = next((job for job in jobs if job.scoring), None)
+        wanted = [job.uncomputed if not job.scoring else 0 for job in jobs]
+        if scoring is not None:
+            wanted[jobs.index(scoring)] = min(scoring.uncomputed, rows_at_once(self.target.vocabulary))
+        given = shares(jobs, wanted, self.config.prefill_chunk)
         return {job: self.scheduler.rows(job, size) for job, size in zip(jobs, given, strict=True) if size}
 
     def _trees(self, jobs: Sequence[Job], extra_rows: int) -> list[DraftTree]:
@@ -109,18 +120,42 @@ class StepLoop:
         """A job got its first place."""
         self.totals["cached_tokens_total"] += job.cached_tokens
         job.adjuster = Adjuster.of(job.request.sampling, job.request.prompt, job.completion.end_tokens)
+        self._end_unless_wanted(job)
 
-    def _prefilled(self, job: Job, size: int) -> bool:
-        """Commits a chunk of a prompt; whether its last token was among it."""
+    def _prefilled(self, job: Job, size: int, logits: Tensor) -> None:
+        """Commits a chunk of a prompt, and the token that the last one gives; `logits` are those of its kept rows."""
         assert job.holding is not None
         last = size == job.uncomputed
         job.holding.table.commit(range(size - last))
         self.totals["prefill_tokens_total"] += size - last
         self.pool.publish(job.holding, job.tokens, part=last)
-        if last and job.tally.steps == 0:
+        if job.scoring:
+            self._score(job, logits[: size - last])
+        if job.prefilling:
+            return
+        wanted = job.completion.max_tokens > 0
+        if job.tally.steps == 0:
             job.clock.prefilled = perf_counter()
-            job.tally.prefilled = 1
-        return last
+            job.tally.prefilled = int(last and wanted)
+        self._end_unless_wanted(job)
+        if last and wanted:
+            self._commit(job, DraftTree.root(job.tokens[-1]), logits[-1:])
+
+    def _score(self, job: Job, logits: Tensor) -> None:
+        """Tells the log-probabilities of the prompt tokens after the positions that were committed just now; `logits`
+        are those of these positions."""
+        following = job.request.prompt[job.scored + 1 : job.computed + 1]
+        job.scored += len(following)
+        if following:
+            told = token_logprobs(logits[len(logits) - len(following) :], following, job.request.prompt_logprobs or 0)
+            job.emit(Delta("", 0, prompt_logprobs=told))
+
+    def _end_unless_wanted(self, job: Job) -> None:
+        """A job that only reads its prompt ends with it."""
+        if job.completion.max_tokens == 0 and not job.prefilling:
+            job.clock.last = job.clock.prefilled
+            job.completion.finish = FinishReason.LENGTH
+            self._emit(job, Delta("", 0))
 
     def _commit(self, job: Job, tree: DraftTree, logits: Tensor) -> None:
         assert job.holding is not None
@@ -213,12 +248,14 @@ def chunk_segment(job: Job, size: int) -> Segment:
     return Segment(job.holding.table, tuple(job.tokens[job.computed : job.computed + size]), tuple(range(size)), None)
 
 
-def kept_rows(trees: Sequence[DraftTree], chunks: Mapping[Job, int]) -> list[int]:
-    """Rows whose logits are wanted: all of the trees, and the last one of every prompt's last chunk."""
-    row = sum(len(tree) for tree in trees)
-    keep = list(range(row))
+def kept_of(job: Job, size: int) -> range:
+    """Rows of a chunk of a job's next `size` tokens whose logits are wanted: all where they are told, else the last one
+    of the prompt."""
+    return range(size) if job.scoring else range(size - (size == job.uncomputed), size)
+
+
+def kept_rows(start: int, chunks: Mapping[Job, int]) -> Iterator[int]:
+    """The wanted rows of all chunks, which begin at row `start` of the pass."""
     for job, size in chunks.items():
-        row += size
-        if size == job.uncomputed:
-            keep.append(row - 1)
-    return keep
+        yield from (start + row for row in kept_of(job, size))
+        start += size

@@ -19,13 +19,12 @@ def rank(job: Job) -> tuple[int, float]:
     return job.request.priority, job.clock.submitted
 
 
-def shares(jobs: Sequence[Job], budget: int) -> list[int]:
-    """How many of its uncomputed tokens each prefilling job gets of the next pass's `budget`.
+def shares(jobs: Sequence[Job], wanted: Sequence[int], budget: int) -> list[int]:
+    """How many of the tokens that it wants to compute each prefilling job gets of the next pass's `budget`.
 
     Short prompts come first within a priority, so that they need not wait for long ones; the job that is first by
     `rank` gets its guaranteed part all the same.
     """
-    wanted = [job.uncomputed for job in jobs]
     given = [0] * len(jobs)
     if not jobs:
         return given
@@ -53,7 +52,9 @@ class Scheduler:
         """Let waiting jobs run while there are places and memory; where there are none, a job of lower priority gives
         its own up. `start` is called with every job that got one for the first time, `fail` with one that cannot."""
         while self.waiting:
-            job = min(self.waiting, key=rank)
+            job = min((job for job in self.waiting if not self._is_led(job)), key=rank, default=None)
+            if job is None:
+                return
             try:
                 if not self._finds_place(job):
                     return
@@ -64,6 +65,11 @@ class Scheduler:
                 self.waiting = [other for other in self.waiting if other is not job]
                 fail(job)
 
+    def _is_led(self, job: Job) -> bool:
+        """Whether another job is about to compute the job's prompt."""
+        leader = job.leader
+        return leader is not None and (leader in self.waiting or (leader in self.running and leader.prefilling))
+
     def _finds_place(self, job: Job) -> bool:
         while len(self.running) >= self.max_running or not self.pool.admits(job.scope, job.tokens):
             last = max(self.running, key=rank)
@@ -73,7 +79,7 @@ class Scheduler:
         return True
 
     def _run(self, job: Job, start: Callable[[Job], None]) -> None:
-        job.holding = self.pool.acquire(job.scope, job.tokens)
+        job.holding = self.pool.acquire(job.scope, job.reusable)
         self.running.append(job)
         if not job.clock.admitted:
             job.cached_tokens = job.computed

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,28 +87,44 @@ class Engine:
     ) -> tuple[int, ...]:
         return self.chat.render(messages, tools)
 
+    @property
+    def vocabulary(self) -> int:
+        return self.loop.target.vocabulary
+
+    @property
+    def control_tokens(self) -> Collection[int]:
+        return self.token_bytes_of.names.keys()
+
+    def tokenize(self, text: str, *, special: bool) -> tuple[int, ...]:
+        return self.chat.tokenize(text, special=special)
+
     def token_bytes(self, token: int) -> bytes:
         return self.token_bytes_of.names.get(token) or self.token_bytes_of[token]
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
-        request = self._checked(request)
-        session = await self._open_history(request)
+    async def generate(self, *requests: GenerationRequest) -> AsyncIterator[Delta]:
+        checked = [self._checked(request) for request in requests]
         deltas: asyncio.Queue[Delta | Exception] = asyncio.Queue()
-        job = self._job(request, session, sender(deltas, asyncio.get_running_loop()))
+        sessions: list[HistorySession] = []
+        jobs: list[Job] = []
         try:
-            self._submit(job)
-            while True:
+            for index, request in enumerate(checked):
+                session = await self._open_history(request)
+                sessions += [] if session is None else [session]
+                jobs.append(self._job(request, session, sender(deltas, asyncio.get_running_loop(), index)))
+            self._submit(jobs)
+            unfinished = len(jobs)
+            while unfinished:
                 item = await deltas.get()
                 if isinstance(item, Exception):
                     raise item
                 yield item
-                if item.finish:
-                    return
+                unfinished -= item.finish is not None
         finally:
-            job.cancelled = True
+            for job in jobs:
+                job.cancelled = True
             with self._wake:
                 self._wake.notify()
-            if session is not None:
+            for session in sessions:
                 session.close()
 
     def stats(self) -> Mapping[str, float]:
@@ -128,7 +144,7 @@ class Engine:
         if not request.prompt:
             raise InvalidRequest("the prompt is empty", param="messages")
         room = self.window - len(request.prompt)
-        if room < 1:
+        if room < min(1, request.max_tokens):
             raise ContextTooLong(
                 f"the prompt has {len(request.prompt)} tokens; the model's window of {self.window} "
                 "must hold it and at least one more",
@@ -154,17 +170,20 @@ class Engine:
             )
 
     async def _open_history(self, request: GenerationRequest) -> HistorySession | None:
-        if not request.speculation.enabled:
+        if not request.speculation.enabled or request.max_tokens == 0:
             return None
         allowed = request.speculation.drafters
         sources = None if allowed is None else frozenset(allowed)
-        return await self.histories.open(request.trajectory, request.prompt, sources)
+        start = self.histories.branch if request.branch else self.histories.open
+        return await start(request.trajectory, request.prompt, sources)
 
     def _job(
         self, request: GenerationRequest, session: HistorySession | None, send: Callable[[Delta | Exception], None]
     ) -> Job:
         reason = "no match in the history"
-        if session is None:
+        if request.max_tokens == 0:
+            reason = "no token is asked for"
+        elif session is None:
             reason = "speculation is off for this request"
         elif min(request.speculation.max_draft_tokens, self.config.engine.max_draft_tokens) == 0:
             reason = "max_draft_tokens is 0"
@@ -173,13 +192,19 @@ class Engine:
         completion = Completion(text, request.max_tokens, own.union(request.stop_tokens))
         return Job(request, completion, session, send, send, list(request.prompt), reason)
 
-    def _submit(self, job: Job) -> None:
+    def _submit(self, jobs: Sequence[Job]) -> None:
+        """Queues jobs that came together, which take one place of the queue; of those with the same prompt the first
+        one leads."""
+        leaders: dict[tuple[int, ...], Job] = {}
+        for job in jobs:
+            leader = leaders.setdefault(job.request.prompt, job)
+            job.leader = None if leader is job else leader
         with self._wake:
             if self._closing:
                 raise Unavailable("the server is shutting down")
             if len(self._inbox) + len(self.loop.scheduler.waiting) >= self.config.engine.max_queue:
                 raise Overloaded(f"{self.config.engine.max_queue} requests are waiting already; retry later")
-            self._inbox.append(job)
+            self._inbox.extend(jobs)
             self._wake.notify()
 
     def _run(self) -> None:
@@ -229,11 +254,14 @@ def usable_window(config: Config, most: int, pool: KVPool) -> int:
 
 
 def sender(
-    queue: "asyncio.Queue[Delta | Exception]", loop: asyncio.AbstractEventLoop
+    queue: "asyncio.Queue[Delta | Exception]", loop: asyncio.AbstractEventLoop, index: int
 ) -> Callable[[Delta | Exception], None]:
-    """Puts into a queue of an event loop from the engine's thread; does nothing once that loop is closed."""
+    """Puts what request `index` gets into a queue of an event loop from the engine's thread; does nothing once that
+    loop is closed."""
 
     def send(item: Delta | Exception) -> None:
+        if index and isinstance(item, Delta):
+            item = replace(item, index=index)
         try:
             loop.call_soon_threadsafe(queue.put_nowait, item)
         except RuntimeError:

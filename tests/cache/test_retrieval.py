@@ -341,3 +341,30 @@ def test_a_cancelled_open_leaves_the_trajectory_usable() -> None:
         return tree
 
     assert asyncio.run(run()).token == tuple(range(9, 18))
+
+
+def test_a_branch_drafts_from_the_trajectory_and_from_itself_and_leaves_both_alone() -> None:
+    async def run() -> tuple[list[DraftTree], list[DraftTree], float]:
+        histories = Histories(CacheConfig())
+        prompt = [*TEXT, 1, 2, *TEXT[:20]]
+        trunk = await histories.open(RUN, prompt)
+        branch = await histories.branch(RUN, prompt, frozenset({"trajectory"}))
+        before = [trunk.propose(8), branch.propose(8)]
+        for token in (*range(500, 520), *range(500, 505)):
+            branch.observe(outcome(token))
+        after = [trunk.propose(8), branch.propose(8)]
+        branch.close()
+        trunk.close()
+        await histories.flush()
+        return before, after, histories.stats()["history_sessions"]
+
+    (trunk, branch), (still, grown), sessions = asyncio.run(run())
+    assert trunk.token == branch.token == still.token == TEXT[19:28]
+    assert grown.token == tuple(range(504, 513))
+    assert sessions == 0
+
+
+@pytest.mark.parametrize(("prompt", "sources"), [([], None), ([1], frozenset({"oracle"}))])
+def test_a_branch_of_nothing_is_refused(prompt: list[int], sources: frozenset[str] | None) -> None:
+    with pytest.raises(InvalidRequest):
+        asyncio.run(Histories(CacheConfig()).branch(RUN, prompt, sources))

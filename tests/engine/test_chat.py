@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from agentspec.engine.chat import Chat
 from agentspec.errors import InvalidRequest, ModelError
@@ -185,3 +186,20 @@ def test_a_model_without_a_template_is_named(plain_chat: Chat) -> None:
     plain_chat.tokenizer.chat_template = None
     with pytest.raises(ModelError, match="chat template"):
         Chat(plain_chat.tokenizer)
+
+
+def test_a_text_is_tokenized_as_it_is(plain_chat: Chat) -> None:
+    start, end = plain_chat.tokenizer.convert_tokens_to_ids(["<|start|>", "<|end|>"])
+    tokens = plain_chat.tokenize("<|start|>é<|end|>", special=True)
+    assert (tokens[0], tokens[-1], len(tokens)) == (start, end, 4)
+
+
+def test_the_tokens_around_a_text_come_only_where_they_are_asked_for(plain_chat: Chat) -> None:
+    tokenizer = plain_chat.tokenizer
+    start = tokenizer.convert_tokens_to_ids("<|start|>")
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|start|> $A", special_tokens=[("<|start|>", start)]
+    )
+    bare = plain_chat.tokenize("ab", special=False)
+    assert plain_chat.tokenize("ab", special=True) == (start, *bare)
+    assert len(bare) == 2

@@ -46,7 +46,7 @@ class Passes:
 @given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 2)), max_size=8), st.integers(1, 300))
 def test_a_budget_is_used_up_and_not_exceeded(asked: list[tuple[int, int]], budget: int) -> None:
     jobs = [asking(size, age, priority) for age, (size, priority) in enumerate(asked)]
-    given_ = shares(jobs, budget)
+    given_ = shares(jobs, [job.uncomputed for job in jobs], budget)
     assert sum(given_) == min(budget, sum(size for size, _ in asked))
     assert all(0 <= part <= job.uncomputed for part, job in zip(given_, jobs, strict=True))
     if jobs:
@@ -55,8 +55,9 @@ def test_a_budget_is_used_up_and_not_exceeded(asked: list[tuple[int, int]], budg
 
 
 def test_short_prompts_come_first_and_the_oldest_goes_on() -> None:
-    assert shares([asking(8000, 0), asking(30, 1), asking(500, 2)], 256) == [64, 30, 162]
-    assert shares([asking(8000, 0, priority=1), asking(8000, 1, priority=0)], 256) == [0, 256]
+    assert shares([asking(8000, 0), asking(30, 1), asking(500, 2)], [8000, 30, 500], 256) == [64, 30, 162]
+    assert shares([asking(8000, 0, priority=1), asking(8000, 1, priority=0)], [8000, 8000], 256) == [0, 256]
+    assert shares([asking(8000, 0), asking(9, 1)], [0, 9], 256) == [0, 9]
 
 
 def test_a_short_request_gets_its_first_token_in_the_next_pass_while_a_long_prompt_is_computed(

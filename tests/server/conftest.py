@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -55,14 +55,42 @@ class ScriptedWorker:
         text = "".join(str(message["content"]) for message in messages)
         return tuple(range(len(text)))
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+    @property
+    def vocabulary(self) -> int:
+        return 100
+
+    @property
+    def control_tokens(self) -> Collection[int]:
+        return {99}
+
+    def tokenize(self, text: str, *, special: bool) -> tuple[int, ...]:
+        """A token for each byte that is worth less than 99, behind one that opens every text."""
+        return (99,) * special + tuple(byte % 99 for byte in text.encode())
+
+    async def generate(self, *requests: GenerationRequest) -> AsyncIterator[Delta]:
+        """The requests in turns, a delta each."""
+        sources = {index: self.generate_one(request) for index, request in enumerate(requests)}
+        try:
+            while sources:
+                for index, source in list(sources.items()):
+                    delta = await anext(source)
+                    yield replace(delta, index=index)
+                    if delta.finish is not None:
+                        await sources.pop(index).aclose()
+        finally:
+            for source in sources.values():
+                await source.aclose()
+
+    async def generate_one(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         self.requests.append(request)
-        if len(request.prompt) >= self.window:
+        if len(request.prompt) + min(1, request.max_tokens) > self.window:
             raise ContextTooLong(f"the prompt has {len(request.prompt)} tokens, the window {self.window}")
         self.running += 1
         complete = False
         try:
             pieces = self.script[: request.max_tokens]
+            if request.prompt_logprobs is not None:
+                yield Delta("", 0, prompt_logprobs=self.prompt_logprobs_of(request, request.prompt_logprobs))
             for index, text in enumerate(pieces):
                 if self.failure is not None and index == self.fail_after:
                     raise self.failure
@@ -85,7 +113,12 @@ class ScriptedWorker:
         if request.logprobs is None:
             return ()
         others = [(index + place, -0.5 if place == 0 else float("-inf")) for place in range(request.logprobs)]
-        return (TokenLogprob(index, -0.5, tuple(others)),)
+        return (TokenLogprob(index, -0.5, tuple(others), 1),)
+
+    def prompt_logprobs_of(self, request: GenerationRequest, top: int) -> tuple[TokenLogprob, ...]:
+        """Each token is second to those that were likelier: the tokens 0 and up."""
+        likeliest = tuple((token, -0.25 - token) for token in range(top))
+        return tuple(TokenLogprob(token, -9.0, likeliest, 7) for token in request.prompt[1:])
 
     def token_bytes(self, token: int) -> bytes:
         return self.script[token].encode() if token < len(self.script) else b"\xff"
@@ -98,6 +131,7 @@ class ScriptedWorker:
 
 
 CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
 
 
@@ -107,10 +141,12 @@ def client_of(worker: ScriptedWorker, config: ServerConfig | None = None) -> htt
     return httpx.AsyncClient(transport=transport, base_url="http://test")
 
 
-def post(worker: ScriptedWorker, body: Any, headers: Mapping[str, str] | None = None) -> httpx.Response:
-    """One chat request to a fresh app; bytes are sent as they are."""
+def post(
+    worker: ScriptedWorker, body: Any, headers: Mapping[str, str] | None = None, path: str = CHAT
+) -> httpx.Response:
+    """One request to a fresh app; bytes are sent as they are."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return send(worker, "POST", CHAT, content=content, headers=headers)
+    return send(worker, "POST", path, content=content, headers=headers)
 
 
 def send(

@@ -14,12 +14,14 @@ from agentspec.config import ServerConfig
 from agentspec.server.app import create_app
 from agentspec.server.run import serve_in_thread
 from agentspec.types import Delta, GenerationRequest
-from tests.server.conftest import CHAT, ScriptedWorker, ask
+from tests.server.conftest import CHAT, TEXT, ScriptedWorker, ask
 
 HEAD = {"type": "http", "method": "POST", "path": CHAT, "headers": [], "query_string": b"", "http_version": "1.1"}
 
 
-async def leave(worker: ScriptedWorker, body: dict[str, Any], when: Callable[[list[Message]], bool]) -> list[Message]:
+async def leave(
+    worker: ScriptedWorker, body: dict[str, Any], when: Callable[[list[Message]], bool], path: str = CHAT
+) -> list[Message]:
     """Talks to the app itself and disconnects once `when` holds for what was sent so far."""
     sent: list[Message] = []
     received = False
@@ -37,7 +39,7 @@ async def leave(worker: ScriptedWorker, body: dict[str, Any], when: Callable[[li
         sent.append(message)
 
     app = create_app(worker, ServerConfig(keepalive_s=0.01))
-    await asyncio.wait_for(app(dict(HEAD), receive, send), 5)
+    await asyncio.wait_for(app({**HEAD, "path": path}, receive, send), 5)
     return sent
 
 
@@ -80,6 +82,16 @@ def test_prx_01_in_the_middle_of_a_whole_answer() -> None:
     assert (worker.running, worker.closed_early, sent) == (0, 1, [])
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "body"), [(CHAT, ask()), (TEXT, {"prompt": ["a", "b"]})])
+def test_leaving_stops_every_choice(path: str, body: dict[str, Any], stream: bool) -> None:
+    worker = ScriptedWorker(script=["a"] * 10_000, delay_s=0.001)
+    fields = {"n": 3, "max_tokens": 10_000, "stream": stream}
+    asked = len(body.get("prompt", [""])) * 3
+    asyncio.run(leave(worker, {**body, **fields}, lambda _: worker.running == asked, path))
+    assert (len(worker.requests), worker.running, worker.closed_early) == (asked, 0, asked)
+
+
 class HeldDeltas:
     """An iterator that only its own `aclose` ends, as one that reads from another thread."""
 
@@ -102,7 +114,7 @@ class HoldingWorker(ScriptedWorker):
 
     held = HeldDeltas()
 
-    def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+    def generate(self, *requests: GenerationRequest) -> AsyncIterator[Delta]:
         return self.held
 
 

@@ -6,17 +6,19 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentspec.server.options import NEUTRAL
-from agentspec.server.wire import ChatRequest, Function, Message, Speculation
-from tests.server.conftest import ScriptedWorker, error_of, post
+from agentspec.server.options import NEUTRAL, NEUTRAL_FOR_TEXT
+from agentspec.server.wire import ChatRequest, Function, Message, Speculation, TextRequest
+from tests.server.conftest import CHAT, TEXT, ScriptedWorker, error_of, post
 
 NAMES = sorted(
     {
         *ChatRequest.model_fields,
+        *TextRequest.model_fields,
         *Message.model_fields,
         *Function.model_fields,
         *Speculation.model_fields,
         *NEUTRAL,
+        *NEUTRAL_FOR_TEXT,
         "type",
         "text",
         "function",
@@ -76,8 +78,8 @@ def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
     return copy
 
 
-def answer(body: bytes) -> int:
-    response = post(ScriptedWorker(), body)
+def answer(body: bytes, path: str = CHAT) -> int:
+    response = post(ScriptedWorker(), body, path=path)
     if response.status_code != 200:
         assert response.status_code in (400, 404)
         error_of(response)
@@ -113,3 +115,19 @@ def test_a_good_request_with_any_fields(fields: dict[str, Any]) -> None:
 @given(st.dictionaries(st.sampled_from(NAMES), ANYTHING, max_size=3))
 def test_a_good_message_with_any_fields(fields: dict[str, Any]) -> None:
     answer(json.dumps({"messages": [GOOD, {**GOOD, **fields}]}).encode())
+
+
+ANY_TEXT = {"prompt": ["a", "é"], "n": 2, "echo": True, "logprobs": 2, "stream_options": {}, "logit_bias": {"5": 1}}
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from(paths(ANY_TEXT)), ANYTHING)
+def test_a_good_completion_with_one_thing_replaced(path: tuple[Any, ...], new: Any) -> None:
+    assert answer(json.dumps(ANY_TEXT).encode(), TEXT) == 200
+    answer(json.dumps(replaced(ANY_TEXT, path, new)).encode(), TEXT)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.dictionaries(st.sampled_from(NAMES), ANYTHING, max_size=3))
+def test_a_good_completion_with_any_fields(fields: dict[str, Any]) -> None:
+    answer(json.dumps({"prompt": [1, 2], **fields}).encode(), TEXT)

@@ -35,7 +35,3 @@ def refused(**fields: Any) -> None:
 )
 def test_eng_25_eng_26_grammars_are_refused_not_ignored(name: str, value: Any) -> None:
     refused(**{name: value})
-
-
-def test_api_38_two_choices_are_refused_before_the_stream() -> None:
-    refused(n=2)
