@@ -1,5 +1,6 @@
 """Values that careless parsers, templates and encoders stumble over, in every place of a request."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -7,7 +8,7 @@ import httpx
 import pytest
 
 from agentspec.server.wire import ChatRequest, Speculation
-from tests.server.conftest import HELLO, ScriptedWorker, ask, error_of, post
+from tests.server.conftest import CHAT, HELLO, ScriptedWorker, ask, client_of, error_of, post
 
 FIELDS = sorted({*ChatRequest.model_fields, "x", "response_format"} - {"messages"})
 HERE = "here"
@@ -49,19 +50,30 @@ def posted(body: str) -> tuple[httpx.Response, ScriptedWorker]:
     return post(worker, body.encode()), worker
 
 
+def posted_everywhere(value: str) -> tuple[list[httpx.Response], ScriptedWorker]:
+    """Answers to requests that hold a value at each place in turn, all to one app."""
+    worker = ScriptedWorker()
+
+    async def all_of_them() -> list[httpx.Response]:
+        async with client_of(worker) as client:
+            bodies = [json.dumps(place).replace(f'"{HERE}"', value) for place in PLACES]
+            return [await client.post(CHAT, content=body.encode()) for body in bodies]
+
+    return asyncio.run(all_of_them()), worker
+
+
 @pytest.mark.parametrize("value", REFUSED, ids=lambda value: value[:12])
 def test_what_is_no_json_value_is_refused_wherever_it_stands(value: str) -> None:
-    for place in PLACES:
-        response, worker = posted(json.dumps(place).replace(f'"{HERE}"', value))
+    responses, worker = posted_everywhere(value)
+    for place, response in zip(PLACES, responses, strict=True):
         assert response.status_code == 400, place
         assert len(error_of(response)["message"]) < 500
-        assert worker.rendered == worker.requests == []
+    assert (worker.rendered, worker.requests) == ([], [])
 
 
 @pytest.mark.parametrize("value", ODD, ids=lambda value: value[:12])
 def test_odd_values_are_taken_or_refused_by_name_wherever_they_stand(value: str) -> None:
-    for place in PLACES:
-        response, _ = posted(json.dumps(place).replace(f'"{HERE}"', value))
+    for place, response in zip(PLACES, posted_everywhere(value)[0], strict=True):
         assert response.status_code in (200, 400, 404), place
         if response.status_code != 200:
             assert len(error_of(response)["message"]) < 1000, place
