@@ -20,8 +20,9 @@ COMMAND = "agentspec serve --demo"
 
 ABOUT = "Replaying the first {turns} turns of {runs} shipped agent runs, each turn with speculation off and on ..."
 CAVEAT = (
-    "These runs were written for this project: they show that it works, not what your agents gain. Their replies\n"
-    "are cut short and their histories begin empty, so that the ratio is lower than over whole runs.\n"
+    "These runs were written for this project: they show that it works, not what\n"
+    "your agents gain. Replies are cut short and histories begin empty, so that\n"
+    "the ratio is lower than over whole runs.\n"
     "Measure your own runs: agentspec replay --baseline FILE"
 )
 

@@ -30,15 +30,20 @@ def convert_gguf(path: Path, folder: Path) -> None:
             raise ModelError(f"{path}: cannot be read as a GGUF model: {error}") from error
         repair_pre_tokenizer(tokenizer, path)
         check_tokenizer(tokenizer, path)
-        try:
-            save_weights(model, folder / "model.safetensors", path)
-            config = {**model.config.to_dict(), "architectures": [type(model).__name__]}
-            save_config(config, tokenizer.eos_token_id, folder)
-            save_tokenizer(tokenizer, folder)
-        except (ModelError, OSError):
-            raise
-        except Exception as error:  # libraries in other languages have their own errors for a full disk
-            raise ModelError(f"{folder}: the converted model cannot be written: {error}") from error
+        save_model(model, tokenizer, folder, path)
+
+
+def save_model(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path, source: Path) -> None:
+    """Everything that serving needs of a model that was read from `source`."""
+    try:
+        save_weights(model, folder / "model.safetensors", source)
+        config = {**model.config.to_dict(), "architectures": [type(model).__name__]}
+        save_config(config, tokenizer.eos_token_id, folder)
+        save_tokenizer(tokenizer, folder)
+    except (ModelError, OSError):
+        raise
+    except Exception as error:  # libraries in other languages have their own errors for a full disk
+        raise ModelError(f"{folder}: the converted model cannot be written: {error}") from error
 
 
 @contextlib.contextmanager

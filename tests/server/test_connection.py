@@ -72,7 +72,7 @@ def within(seconds: float, holds: Callable[[], bool]) -> bool:
     return holds()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def hasty() -> Iterator[str]:
     """A server that waits a fifth of a second for a request."""
     with serve_in_thread(ScriptedWorker(), ServerConfig(receive_s=0.2)) as url:
@@ -136,7 +136,7 @@ def test_an_answer_may_take_longer_than_its_request() -> None:
         assert httpx.post(url + CHAT, json=ask()).status_code == 200
 
 
-def test_no_limit_waits(hasty: str) -> None:
+def test_no_limit_waits() -> None:
     with serve_in_thread(ScriptedWorker(), ServerConfig(receive_s=0)) as url, connected(url) as client:
         sent = request_of()
         for start in range(0, len(sent), 40):
@@ -203,6 +203,14 @@ def test_an_old_client_that_closes_its_side_has_left() -> None:
 
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 BODY = b'{"messages":[{"role":"user","content":"x"}]}'
+
+
+def health(url: str) -> int:
+    with connected(url) as client:
+        client.sendall(HEALTH)
+        return parsed(answer(client))[0]
+
+
 HOSTILE: dict[str, tuple[bytes, int]] = {
     "a huge header": (HEAD + b"X: " + b"a" * (MAX_HEADER_BYTES + 9000) + b"\r\n\r\n", 431),
     "a huge target": (b"GET /" + b"a" * (MAX_HEADER_BYTES + 9000) + b" HTTP/1.1\r\nHost: h\r\n\r\n", 431),
@@ -241,14 +249,13 @@ HOSTILE: dict[str, tuple[bytes, int]] = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_http_gets_its_envelope_and_the_next_client_its_answer(
-    name: str, caplog: pytest.LogCaptureFixture
+    hasty: str, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     sent, status = HOSTILE[name]
-    with serve_in_thread(ScriptedWorker(), ServerConfig(receive_s=0.2)) as url:
-        with connected(url) as client:
-            client.sendall(sent)
-            received = answer(client)
-        assert httpx.get(url + "/health").status_code == 200
+    with connected(hasty) as client:
+        client.sendall(sent)
+        received = answer(client)
+    assert health(hasty) == 200
     found, body = parsed(received)
     assert found == status
     if status != 200:
