@@ -15,6 +15,9 @@ class Origin(IntFlag):
     SCOPE = 2
     """Recent trajectories of the same tenant and model."""
 
+    GRAMMAR = 4
+    """Text that the request's grammar leaves no choice about."""
+
 
 class FinishReason(StrEnum):
     """Why a generation ended, in OpenAI's words."""
@@ -22,6 +25,27 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
+
+
+class GrammarKind(StrEnum):
+    """How a grammar is written."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    """In the syntax of Rust's `regex` crate; the whole text must match."""
+
+    CONTEXT_FREE = "context_free"
+    """In Lark's or llama.cpp's (GBNF) notation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a completion must match as a whole."""
+
+    kind: GrammarKind
+    text: str
+    param: str
+    """Field of the request that it came from, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +139,7 @@ class SpeculationParams:
     """Most draft nodes in one step, the root not counted."""
 
     drafters: tuple[str, ...] | None = None
-    """Allowed sources by lower-case `Origin` name (`trajectory`, `scope`); None allows all."""
+    """Allowed sources by lower-case `Origin` name (`trajectory`, `scope`, `grammar`); None allows all."""
 
     report: bool = False
     """Attach a `Report` to the response."""
@@ -143,6 +167,9 @@ class GenerationRequest:
 
     logprobs: int | None = None
     """Report log-probabilities of the tokens and of so many of the likeliest at each position; None for none."""
+
+    grammar: Grammar | None = None
+    """What the completion must match; the engine raises `InvalidRequest` for one that it cannot compile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +267,8 @@ class Worker(Protocol):
         """Deltas of one completion, the last one with `finish` and `report`.
 
         Closing the iterator stops the generation and frees its memory within one step. Raises `Overloaded`
-        when the queue is full, `ContextTooLong` when the prompt leaves no room for a token.
+        when the queue is full, `ContextTooLong` when the prompt leaves no room for a token, `InvalidRequest` for a
+        grammar that cannot be compiled or whose masks take too long.
         """
         ...
 

@@ -19,6 +19,7 @@ from agentspec.errors import UnknownModel
 from agentspec.server.access import Access
 from agentspec.server.answer import Answer, encode, now
 from agentspec.server.body import parse_object, read_body
+from agentspec.server.constrain import grammar_of
 from agentspec.server.convert import fold_system, generation_request, plain_messages, plain_tools
 from agentspec.server.failures import Failures, error_response, routing_error
 from agentspec.server.generation import Generation
@@ -27,7 +28,7 @@ from agentspec.server.metrics import Metrics
 from agentspec.server.options import NEUTRAL, check_choices, refuse_unsupported
 from agentspec.server.respond import EventStream, WholeAnswer
 from agentspec.server.wire import ChatRequest, parse_chat, unknown_fields
-from agentspec.types import Worker
+from agentspec.types import Grammar, Worker
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class Prepared:
     prompt: tuple[int, ...]
     digests: list[bytes]
     with_tools: bool
+    grammar: Grammar | None
 
 
 class Service:
@@ -91,7 +93,7 @@ class Service:
         prepared = await asyncio.to_thread(self._prepare, body)
         asked = prepared.asked
         trajectory = self._identity.resolve(request.headers, asked, prepared.digests)
-        wanted = generation_request(asked, prepared.prompt, trajectory, self._worker.window)
+        wanted = generation_request(asked, prepared.prompt, trajectory, self._worker.window, prepared.grammar)
         started = request.scope["agentspec.started"]
         generation = Generation(self._worker.generate(wanted), request.receive, self.metrics, started)
         answer = Answer(
@@ -129,12 +131,13 @@ class Service:
         asked = parse_chat(raw)
         refuse_unsupported(raw)
         check_choices(asked)
+        grammar = grammar_of(asked)
         if asked.model is not None:
             self._check_model(asked.model)
         self._log_unknown(asked)
         tools, messages = plain_tools(asked), plain_messages(asked.messages)
         prompt = self._worker.render(fold_system(messages), tools)
-        return Prepared(asked, prompt, self._identity.digests(asked, tools, messages), tools is not None)
+        return Prepared(asked, prompt, self._identity.digests(asked, tools, messages), tools is not None, grammar)
 
     def _check_model(self, name: str) -> None:
         if name != self._worker.model:

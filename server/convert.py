@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentspec.server.wire import ChatRequest, Message, Speculation, Tool
-from agentspec.types import GenerationRequest, SamplingParams, SpeculationParams, Trajectory
+from agentspec.types import GenerationRequest, Grammar, SamplingParams, SpeculationParams, Trajectory
 
 SEED_RANGE = 2**63
 
@@ -55,7 +55,7 @@ def plain_tool(tool: Tool) -> dict[str, Any]:
 
 
 def generation_request(
-    asked: ChatRequest, prompt: tuple[int, ...], trajectory: Trajectory, window: int
+    asked: ChatRequest, prompt: tuple[int, ...], trajectory: Trajectory, window: int, grammar: Grammar | None = None
 ) -> GenerationRequest:
     """The worker's request; the token limit is cut to the room that the prompt leaves, at least 1."""
     limit = asked.max_completion_tokens or asked.max_tokens or window
@@ -69,6 +69,7 @@ def generation_request(
         stop_tokens=tuple(asked.stop_token_ids),
         ignore_eos=asked.ignore_eos,
         logprobs=asked.top_logprobs if asked.logprobs else None,
+        grammar=grammar,
     )
 
 

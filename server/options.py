@@ -12,18 +12,12 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "function_call": ("none",),
     "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
+    "guided_whitespace_pattern": (),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True,),
     "prediction": (),
     "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "structured_outputs": (),
     "typical_p": (1,),
     "verbosity": ("medium",),
     "web_search_options": (),
@@ -35,17 +29,12 @@ def refuse_unsupported(body: Mapping[str, Any]) -> None:
     """Raises `UnsupportedParameter` for a known option with a value that would have to be ignored."""
     for name, neutral in NEUTRAL.items():
         value = body.get(name)
-        if value is not None and value not in neutral and not is_moot(name, body):
+        if value is not None and value not in neutral:
             raise UnsupportedParameter(f"{name} is not supported; leave it out", param=name)
 
 
-def is_moot(name: str, body: Mapping[str, Any]) -> bool:
-    """Whether an option has nothing to act on."""
-    return name == "parallel_tool_calls" and not body.get("tools") and body[name] is False
-
-
 def check_choices(asked: ChatRequest) -> None:
-    """Raises when more than one answer is asked for, or a tool call that cannot be enforced."""
+    """Raises when more than one answer is asked for, or a call of a tool that is not there."""
     if asked.n > 1:
         raise UnsupportedParameter(f"n: only one choice is supported, got {asked.n}", param="n")
     choice = asked.tool_choice
@@ -55,7 +44,6 @@ def check_choices(asked: ChatRequest) -> None:
         check_named_tool(asked)
     if not asked.tools:
         raise InvalidRequest("tool_choice: needs at least one tool in tools", param="tool_choice")
-    raise UnsupportedParameter("tool_choice: a tool call cannot be enforced; use none or auto", param="tool_choice")
 
 
 def check_named_tool(asked: ChatRequest) -> None:

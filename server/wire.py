@@ -117,7 +117,7 @@ class Function(Wire):
     name: str = Field(min_length=1)
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool = False
+    strict: bool | None = None
 
 
 class Tool(Wire):
@@ -167,6 +167,13 @@ class ChatRequest(Wire):
     stream_options: StreamOptions = StreamOptions()
     tools: list[Tool] = []
     tool_choice: Any = None
+    parallel_tool_calls: bool = True
+    response_format: dict[str, Any] = {}
+    structured_outputs: dict[str, Any] = {}
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     speculation: Speculation = Speculation()
     user: str | None = None
     metadata: dict[str, Any] = {}

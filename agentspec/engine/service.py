@@ -18,6 +18,7 @@ from agentspec.config import Config
 from agentspec.engine.chat import Chat
 from agentspec.engine.commit import Completion
 from agentspec.engine.cores import usable_cores
+from agentspec.engine.grammar import Grammars
 from agentspec.engine.job import Job
 from agentspec.engine.kv import BLOCK, KVPool
 from agentspec.engine.loop import StepLoop
@@ -47,6 +48,7 @@ class Engine:
         self.end_tokens = end_tokens
         self.histories = histories
         self.token_bytes_of = TokenBytes(chat.tokenizer)
+        self.grammars = Grammars(chat.tokenizer, self.token_bytes_of, target.vocabulary, end_tokens)
         self.cost = LearnedCost(cost_table(target))
         self.loop = StepLoop(target, config.engine, self.cost)
         self._window = usable_window(config, target.window, self.loop.pool)
@@ -91,9 +93,11 @@ class Engine:
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         request = self._checked(request)
+        constraint = await self.grammars.constraint(request)
         session = await self._open_history(request)
         deltas: asyncio.Queue[Delta | Exception] = asyncio.Queue()
         job = self._job(request, session, sender(deltas, asyncio.get_running_loop()))
+        job.constraint = constraint
         try:
             self._submit(job)
             while True:
@@ -121,6 +125,7 @@ class Engine:
             self._closing = True
             self._wake.notify()
         await asyncio.to_thread(self._thread.join)
+        self.grammars.close()
         await self.histories.close()
 
     def _checked(self, request: GenerationRequest) -> GenerationRequest:
@@ -168,7 +173,8 @@ class Engine:
         elif min(request.speculation.max_draft_tokens, self.config.engine.max_draft_tokens) == 0:
             reason = "max_draft_tokens is 0"
         text = TextStream(self.token_bytes_of, request.stop)
-        own = frozenset() if request.ignore_eos else self.end_tokens
+        goes_on = request.ignore_eos and request.grammar is None
+        own = frozenset() if goes_on else self.end_tokens
         completion = Completion(text, request.max_tokens, own.union(request.stop_tokens))
         return Job(request, completion, session, send, send, list(request.prompt), reason)
 
