@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from agentspec.engine.constraint import Constraint, brief
 from agentspec.engine.encoder import PlainEncoder
@@ -27,18 +28,17 @@ MAX_TEXT = 128 * 1024
 NO_TEXT = "NoExtensionBias"
 """llguidance's word for a grammar that has no first token."""
 
-LEXER_STATES = 50_000
-"""States that the automaton of a grammar's terminals may have; one takes 1 to 2 KB."""
+LEXER_STATES = 100_000
+"""States that the automaton of a grammar's terminals may have; one takes up to 2 KB."""
 
 
 class Grammars:
     """Compiles the grammars of requests for one model."""
 
     def __init__(self, tokenizer: Any, token_bytes: TokenBytes, vocabulary: int, end_tokens: Collection[int]) -> None:
-        self.encoder = PlainEncoder(tokenizer, token_bytes, vocabulary, end_tokens)
+        """Keeps what it needs; nothing is built before the first grammar."""
+        self._encoder_of = partial(PlainEncoder, tokenizer, token_bytes, vocabulary, end_tokens)
         self.end_tokens = frozenset(end_tokens)
-        self.plain = torch.tensor([bool(spelled) for spelled in self.encoder.tokens])
-        self.plain[sorted(self.end_tokens)] = False
         self._compiled: dict[Grammar, Any] = {}
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="grammar")
 
@@ -47,19 +47,20 @@ class Grammars:
 
         Raises `InvalidRequest`, which says what is wrong, for a grammar that cannot be compiled or matches nothing.
         """
-        grammar = request.grammar
-        if grammar is None:
+        if request.grammar is None:
             return None
-        loop = asyncio.get_running_loop()
         try:
-            waiting = loop.run_in_executor(self._executor, self.matcher, grammar)
+            made = self._executor.submit(self._constraint, request, request.grammar)
         except RuntimeError:
             raise Unavailable("the server is shutting down") from None
-        matcher = await waiting
-        silent_stops = [token for token in request.stop_tokens if not self.plain[token]]
+        return await asyncio.wrap_future(made)
+
+    def _constraint(self, request: GenerationRequest, grammar: Grammar) -> Constraint:
+        matcher = self._matcher(grammar)
+        silent_stops = [token for token in request.stop_tokens if not self._plain[token]]
         return Constraint(
             matcher,
-            self.plain,
+            self._plain,
             self.end_tokens.union(silent_stops),
             param=grammar.param,
             ends_early=not request.ignore_eos,
@@ -70,8 +71,8 @@ class Grammars:
         """End the compiling thread; later calls raise `Unavailable`."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def matcher(self, grammar: Grammar) -> Any:
-        """A matcher at the grammar's start, for one request. Belongs to the compiling thread."""
+    def _matcher(self, grammar: Grammar) -> Any:
+        """A matcher at the grammar's start, for one request."""
         compiled = self._compiled.pop(grammar, None) or self._compile(grammar)
         self._compiled[grammar] = compiled
         while len(self._compiled) > KEPT:
@@ -79,10 +80,21 @@ class Grammars:
         return compiled.deep_copy()
 
     @cached_property
+    def _encoder(self) -> PlainEncoder:
+        return self._encoder_of()
+
+    @cached_property
+    def _plain(self) -> Tensor:
+        """Tokens that stand for bytes (vocabulary,)."""
+        plain = torch.tensor([bool(spelled) for spelled in self._encoder.tokens])
+        plain[sorted(self.end_tokens)] = False
+        return plain
+
+    @cached_property
     def _tokenizer(self) -> Any:
         from llguidance import LLTokenizer, TokenizerWrapper
 
-        return LLTokenizer(TokenizerWrapper(self.encoder), eos_token=sorted(self.end_tokens))
+        return LLTokenizer(TokenizerWrapper(self._encoder), eos_token=sorted(self.end_tokens))
 
     def _compile(self, grammar: Grammar) -> Any:
         """A matcher whose first mask is computed: that builds what all masks share, and finds empty grammars."""

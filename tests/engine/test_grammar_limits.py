@@ -113,3 +113,12 @@ def test_the_encoder_spells_every_text_as_it_is(bench: Bench, text: str) -> None
         tokens = encoder(piece)
         assert b"".join(bench.token_bytes[token] for token in tokens) == piece
         assert b"".join(bench.token_bytes[token] for token in encoder.greedy(piece)) == piece
+
+
+def test_a_grammar_that_failed_is_compiled_afresh(bench: Bench) -> None:
+    job, _ = bench.job(regex_of("afresh+"), GREEDY, 5, 1)
+    before = bench.grammars._compiled[regex_of("afresh+")]
+    with pytest.raises(InvalidRequest, match="too complex"):
+        job.constraint.push(bench.tokens("z")[0])
+    bench.job(regex_of("afresh+"), GREEDY, 5, 1)
+    assert bench.grammars._compiled[regex_of("afresh+")] is not before
