@@ -15,6 +15,9 @@ class Origin(IntFlag):
     SCOPE = 2
     """Recent trajectories of the same tenant and model."""
 
+    GRAMMAR = 4
+    """Text that the request's grammar leaves no choice about."""
+
 
 class FinishReason(StrEnum):
     """Why a generation ended, in OpenAI's words."""
@@ -22,6 +25,27 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
+
+
+class GrammarKind(StrEnum):
+    """How a grammar is written."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    """In the syntax of Rust's `regex` crate; the whole text must match."""
+
+    CONTEXT_FREE = "context_free"
+    """In Lark's or llama.cpp's (GBNF) notation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a completion must match as a whole."""
+
+    kind: GrammarKind
+    text: str
+    param: str
+    """Field of the request that it came from, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +139,7 @@ class SpeculationParams:
     """Most draft nodes in one step, the root not counted."""
 
     drafters: tuple[str, ...] | None = None
-    """Allowed sources by lower-case `Origin` name (`trajectory`, `scope`); None allows all."""
+    """Allowed sources by lower-case `Origin` name (`trajectory`, `scope`, `grammar`); None allows all."""
 
     report: bool = False
     """Attach a `Report` to the response."""
@@ -152,6 +176,9 @@ class GenerationRequest:
 
     branch: bool = False
     """A further choice beside one that continues the trajectory: it reads the history and adds nothing to it."""
+
+    grammar: Grammar | None = None
+    """What the completion must match; the engine raises `InvalidRequest` for one that it cannot compile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +305,8 @@ class Worker(Protocol):
 
         The requests are taken as a whole or not at all; a prompt that several of them have is computed once. Closing
         the iterator stops all of them and frees their memory within one step. Raises `Overloaded` when the queue is
-        full, `ContextTooLong` when a prompt leaves no room for a token.
+        full, `ContextTooLong` when a prompt leaves no room for a token, `InvalidRequest` for a grammar that cannot be
+        compiled or whose masks take too long.
         """
         ...
 

@@ -21,6 +21,7 @@ from agentspec.server.access import Access
 from agentspec.server.answer import Answer, Frame, encode, now
 from agentspec.server.body import parse_object, read_body
 from agentspec.server.chat_answer import ChatAnswer
+from agentspec.server.constrain import grammar_of
 from agentspec.server.convert import Prompt, fold_system, generation_requests, plain_messages, plain_tools, prompts_of
 from agentspec.server.failures import Failures, error_response, routing_error
 from agentspec.server.generation import Generation
@@ -39,7 +40,7 @@ from agentspec.server.respond import EventStream, WholeAnswer
 from agentspec.server.text_answer import TextAnswer
 from agentspec.server.text_logprobs import Speller
 from agentspec.server.wire import ChatRequest, Generating, TextRequest, parse_request, unknown_fields
-from agentspec.types import Worker
+from agentspec.types import Grammar, Worker
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class Prepared:
 
     asked: Generating
     prompts: Sequence[Prompt]
+    grammar: Grammar | None
     answer: Callable[[Frame], Answer]
     digests: Sequence[bytes] = ()
 
@@ -111,7 +113,7 @@ class Service:
         prepared = await asyncio.to_thread(prepare, body)
         asked = prepared.asked
         trajectory = self._identity.resolve(request.headers, asked, prepared.digests)
-        wanted = generation_requests(asked, prepared.prompts, trajectory, self._worker.window)
+        wanted = generation_requests(asked, prepared.prompts, trajectory, self._worker.window, prepared.grammar)
         started = request.scope["agentspec.started"]
         generation = Generation(self._worker.generate(*wanted), request.receive, self.metrics, started)
         frame = Frame(
@@ -151,12 +153,12 @@ class Service:
         asked = parse_request(ChatRequest, raw)
         refuse_unsupported(raw, NEUTRAL_FOR_CHAT)
         check_tools(asked)
-        self._check(asked)
+        grammar = self._checked(asked)
         tools, messages = plain_tools(asked), plain_messages(asked.messages)
         prompt = self._worker.render(fold_system(messages), tools)
         token_bytes = self._worker.token_bytes if asked.logprobs else None
         answer = partial(ChatAnswer, with_tools=tools is not None, token_bytes=token_bytes)
-        return Prepared(asked, [prompt], answer, self._identity.digests(asked, tools, messages))
+        return Prepared(asked, [prompt], grammar, answer, self._identity.digests(asked, tools, messages))
 
     def _prepare_text(self, body: bytes) -> Prepared:
         """Parses, checks and tokenizes; runs in a thread too."""
@@ -164,16 +166,19 @@ class Service:
         asked = parse_request(TextRequest, raw)
         refuse_unsupported(raw, NEUTRAL_FOR_TEXT)
         check_text(asked)
-        self._check(asked)
+        grammar = self._checked(asked)
         prompts = prompts_of(asked, self._worker)
         speller = Speller(self._worker.token_bytes, self._worker.control_tokens)
-        return Prepared(asked, prompts, partial(TextAnswer, asked=asked, prompts=prompts, speller=speller))
+        return Prepared(asked, prompts, grammar, partial(TextAnswer, asked=asked, prompts=prompts, speller=speller))
 
-    def _check(self, asked: Generating) -> None:
+    def _checked(self, asked: Generating) -> Grammar | None:
+        """The grammar of a request whose options go together."""
         check_choices(asked)
+        grammar = grammar_of(asked)
         if asked.model is not None:
             self._check_model(asked.model)
         self._log_unknown(asked)
+        return grammar
 
     def _check_model(self, name: str) -> None:
         if name != self._worker.model:

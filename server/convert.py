@@ -7,7 +7,7 @@ from typing import Any
 
 from agentspec.errors import ContextTooLong, InvalidRequest
 from agentspec.server.wire import ChatRequest, Generating, Message, Speculation, TextRequest, Tool
-from agentspec.types import GenerationRequest, SamplingParams, SpeculationParams, Trajectory, Worker
+from agentspec.types import GenerationRequest, Grammar, SamplingParams, SpeculationParams, Trajectory, Worker
 
 SEED_RANGE = 2**63
 SEED_STEP = 0x9E3779B97F4A7C15
@@ -104,14 +104,18 @@ def check_prompt_logprobs(asked: TextRequest, tokens: int) -> None:
 
 
 def generation_requests(
-    asked: Generating, prompts: Sequence[Prompt], trajectory: Trajectory, window: int
+    asked: Generating,
+    prompts: Sequence[Prompt],
+    trajectory: Trajectory,
+    window: int,
+    grammar: Grammar | None = None,
 ) -> list[GenerationRequest]:
     """The worker's requests: the choices of each prompt, prompt by prompt. The first choice of a prompt is what it is
     when it is asked for alone; the log-probabilities of equal prompts are asked for once."""
     requests: list[GenerationRequest] = []
     seen: set[Prompt] = set()
     for prompt in prompts:
-        first = generation_request(asked, prompt, trajectory, window)
+        first = generation_request(asked, prompt, trajectory, window, grammar)
         if prompt in seen:
             first = replace(first, prompt_logprobs=None)
         seen.add(prompt)
@@ -129,7 +133,9 @@ def choice_seed(seed: int, choice: int) -> int:
     return (seed + choice * SEED_STEP) % SEED_RANGE
 
 
-def generation_request(asked: Generating, prompt: Prompt, trajectory: Trajectory, window: int) -> GenerationRequest:
+def generation_request(
+    asked: Generating, prompt: Prompt, trajectory: Trajectory, window: int, grammar: Grammar | None = None
+) -> GenerationRequest:
     """The worker's request for one choice; the token limit is cut to the room that the prompt leaves, at least 1."""
     limit, logprobs, prompt_logprobs = wanted(asked)
     return GenerationRequest(
@@ -144,6 +150,7 @@ def generation_request(asked: Generating, prompt: Prompt, trajectory: Trajectory
         priority=asked.priority,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        grammar=grammar,
     )
 
 

@@ -11,18 +11,12 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
     "function_call": ("none",),
     "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
+    "guided_whitespace_pattern": (),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True,),
     "prediction": (),
     "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "structured_outputs": (),
     "typical_p": (1,),
     "verbosity": ("medium",),
     "web_search_options": (),
@@ -39,13 +33,8 @@ def refuse_unsupported(body: Mapping[str, Any], own: Mapping[str, tuple[Any, ...
     ignored."""
     for name, neutral in {**NEUTRAL, **own}.items():
         value = body.get(name)
-        if value is not None and value not in neutral and not is_moot(name, body):
+        if value is not None and value not in neutral:
             raise UnsupportedParameter(f"{name} is not supported; leave it out", param=name)
-
-
-def is_moot(name: str, body: Mapping[str, Any]) -> bool:
-    """Whether an option has nothing to act on."""
-    return name == "parallel_tool_calls" and not body.get("tools") and body[name] is False
 
 
 def check_choices(asked: Generating) -> None:
@@ -71,7 +60,7 @@ def check_text(asked: TextRequest) -> None:
 
 
 def check_tools(asked: ChatRequest) -> None:
-    """Raises when a tool call is asked for that cannot be enforced."""
+    """Raises `InvalidRequest` for a call of a tool that is not there."""
     choice = asked.tool_choice
     if choice in (None, "none", "auto"):
         return
@@ -79,7 +68,6 @@ def check_tools(asked: ChatRequest) -> None:
         check_named_tool(asked)
     if not asked.tools:
         raise InvalidRequest("tool_choice: needs at least one tool in tools", param="tool_choice")
-    raise UnsupportedParameter("tool_choice: a tool call cannot be enforced; use none or auto", param="tool_choice")
 
 
 def check_named_tool(asked: ChatRequest) -> None:

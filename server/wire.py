@@ -147,7 +147,7 @@ class Function(Wire):
     name: str = Field(min_length=1)
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool = False
+    strict: bool | None = None
 
 
 class Tool(Wire):
@@ -192,6 +192,12 @@ class Generating(Wire):
     priority: int = Field(default=0, ge=-(2**31), lt=2**31)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
+    response_format: dict[str, Any] = {}
+    structured_outputs: dict[str, Any] = {}
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     speculation: Speculation = Speculation()
     user: str | None = None
     metadata: dict[str, Any] = {}
@@ -208,6 +214,7 @@ class ChatRequest(Generating):
     top_logprobs: int = Field(default=0, ge=0, le=MAX_LOGPROBS)
     tools: list[Tool] = []
     tool_choice: Any = None
+    parallel_tool_calls: bool = True
 
     @model_validator(mode="after")
     def needs_logprobs(self) -> "ChatRequest":

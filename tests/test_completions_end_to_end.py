@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,21 @@ async def streamed(client: httpx.AsyncClient, **fields: Any) -> list[dict[str, A
 
 def texts(answer: dict[str, Any]) -> list[str]:
     return [choice["text"] if "text" in choice else choice["message"]["content"] for choice in answer["choices"]]
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize("stop", [[], ["e"]])
+def test_each_choice_has_a_grammar_of_its_own(tiny_model: Path, path: str, stop: list[str]) -> None:
+    async def scenario(client: httpx.AsyncClient, _: Engine) -> None:
+        wanted = {"guided_regex": "(red|green|blue)( and (red|green|blue)){2}", "seed": 2, "stop": stop}
+        made = texts(await whole(client, path, n=5, temperature=1.5, **wanted))
+        off = {"enabled": False}
+        assert made == texts(await whole(client, path, n=5, temperature=1.5, speculation=off, **wanted))
+        assert len(set(made)) > 1
+        whole_text = r"(red|green|blue)( and (red|green|blue)){2}"
+        assert all(re.fullmatch("r|gr|blu" if stop else whole_text, text) for text in made)
+
+    in_process(tiny_model, scenario)
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])

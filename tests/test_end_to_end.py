@@ -276,8 +276,36 @@ BAD: dict[str, tuple[bytes | dict[str, Any], int, str]] = {
     "a bias of no token, streaming": (ask("hi", logit_bias={"100000": 1}, stream=True), 400, "invalid_request"),
     "no such stop token": (ask("hi", stop_token_ids=[2**70]), 400, "invalid_request"),
     "a minimum above the maximum": (ask("hi", min_tokens=9, max_tokens=8), 400, "invalid_request"),
-    "a grammar": (ask("hi", response_format={"type": "json_object"}), 400, "unsupported_parameter"),
+    "a format nobody knows": (ask("hi", response_format={"type": "yaml"}), 400, "unsupported_parameter"),
+    "a keyword out of reach": (ask("hi", guided_json={"uniqueItems": True}), 400, "invalid_request"),
+    "a schema elsewhere": (ask("hi", guided_json={"$ref": "https://example.com/x"}), 400, "invalid_request"),
+    "a schema of a megabyte": (ask("hi", guided_json={"enum": ["y" * 1_000_000]}), 400, "invalid_request"),
+    "no regex": (ask("hi", guided_regex="("), 400, "invalid_request"),
+    "no regex, streaming": (ask("hi", guided_regex="(", stream=True), 400, "invalid_request"),
 }
+
+
+def test_constrained_output_over_http_is_the_same_with_drafts_and_without(tiny_model: Path) -> None:
+    fields = {"conclusion": {"enum": [1, 22, 333]}, "because": {"const": "it was asked for"}}
+    schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+    async def scenario(client: httpx.AsyncClient, engine: Engine) -> None:
+        reports = []
+        for enabled in (False, True):
+            wish = {"enabled": enabled, "report": True}
+            body = ask("hi", max_tokens=400, temperature=1, seed=3, response_format=form, speculation=wish)
+            answer = (await client.post(CHAT, json=body)).json()
+            choice = answer["choices"][0]
+            assert choice["finish_reason"] == "stop"
+            found = json.loads(choice["message"]["content"])
+            assert found["conclusion"] in (1, 22, 333) and found["because"] == "it was asked for"
+            reports.append(answer["agentspec"])
+        off, on = reports
+        assert on["token_ids"] == off["token_ids"]
+        assert on["accepted"]["grammar"] > 30 and on["steps"] < off["steps"] - 30
+
+    in_process(tiny_model, scenario, ServerConfig())
 
 
 def test_options_of_the_sampler_work_over_http(tiny_model: Path) -> None:

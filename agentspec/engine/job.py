@@ -6,6 +6,7 @@ from time import perf_counter
 
 from agentspec.engine.adjust import Adjuster
 from agentspec.engine.commit import Completion
+from agentspec.engine.constraint import Constraint
 from agentspec.engine.prefix import Holding
 from agentspec.types import Delta, Drafter, DraftTree, GenerationRequest, Origin, Report, Scope
 
@@ -64,6 +65,9 @@ class Job:
 
     adjuster: Adjuster | None = None
     """Changes logits before tokens are chosen; None where nothing is to be changed."""
+
+    constraint: Constraint | None = None
+    """Hides the tokens that the request's grammar forbids; None where there is no grammar."""
 
     cancelled: bool = False
     """Set by the caller's thread; the job leaves before the next step."""

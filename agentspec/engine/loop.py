@@ -20,7 +20,7 @@ from agentspec.engine.sampling import choose
 from agentspec.engine.schedule import Scheduler, rank, shares
 from agentspec.engine.target import Target
 from agentspec.engine.verify import walk
-from agentspec.errors import InternalError
+from agentspec.errors import AgentSpecError, InternalError
 from agentspec.policies.cost import Cost
 from agentspec.policies.payoff import Acceptance, pruned
 from agentspec.types import Delta, DraftTree, FinishReason, Outcome, TokenLogprob
@@ -92,6 +92,8 @@ class StepLoop:
         """What a pass means for one job; a fault of it is that job's own."""
         try:
             act()
+        except AgentSpecError as error:
+            self._fail(job, error)
         except Exception:
             log.exception("a request failed; the others of its pass go on")
             self._fail(job)
@@ -160,6 +162,8 @@ class StepLoop:
     def _commit(self, job: Job, tree: DraftTree, logits: Tensor) -> None:
         assert job.holding is not None
         result = walk(tree, self._choice(job, logits))
+        if job.constraint is not None:
+            job.completion.complete_at = job.constraint.complete_at
         kept, text = commit(job.completion, result.tokens)
         job.tokens.extend(result.tokens[:kept])
         job.holding.table.commit(result.path[:kept])
@@ -179,17 +183,20 @@ class StepLoop:
 
     def _choice(self, job: Job, logits: Tensor) -> Callable[[int, int], int]:
         """The target's choice after a node of a job's tree, given the logits (nodes, vocabulary)."""
-        sampling, adjuster = job.request.sampling, job.adjuster
+        sampling, adjuster, constraint = job.request.sampling, job.adjuster, job.constraint
         position = len(job.completion.tokens)
-        if adjuster is None and sampling.temperature == 0:
+        if adjuster is None and constraint is None and sampling.temperature == 0:
             choices = logits.argmax(-1).tolist()
             return lambda node, depth: int(choices[node])
 
         def choice(node: int, depth: int) -> int:
             row = logits[node] if adjuster is None else adjuster(logits[node])
+            row = row if constraint is None else constraint(row)
             token = choose(row, sampling, position + depth)
             if adjuster is not None:
                 adjuster.push(token)
+            if constraint is not None:
+                constraint.push(token)
             return token
 
         return choice
@@ -208,10 +215,10 @@ class StepLoop:
             delta = replace(delta, finish=job.completion.finish, report=job.report())
         job.emit(delta)
 
-    def _fail(self, job: Job) -> None:
+    def _fail(self, job: Job, error: AgentSpecError | None = None) -> None:
         if job.holding is not None:
             self.scheduler.leave(job)
-        job.fail(InternalError("the engine failed on this request"))
+        job.fail(error or InternalError("the engine failed on this request"))
 
     def fail_all(self, error: Exception) -> None:
         """End every job with `error`."""

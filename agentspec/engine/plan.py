@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from time import perf_counter
 
+from agentspec.engine.forced import GRAMMAR, constrained
 from agentspec.engine.job import Job
 from agentspec.policies.cost import Cost
 from agentspec.policies.payoff import Acceptance, best_cut, pruned
@@ -48,9 +49,19 @@ def disable(job: Job, reason: str) -> None:
 
 
 def proposal(job: Job, most: int, vocabulary: int) -> DraftTree:
+    """The drafter's tree, cut to what the request's grammar allows and grown by what it forces; or the bare root."""
+    budget = budget_of(job, most)
+    tree = drafted(job, budget, vocabulary)
+    wanted = job.request.speculation
+    if job.constraint is None or not wanted.enabled or budget == 0:
+        return tree
+    forcing = wanted.drafters is None or GRAMMAR in wanted.drafters
+    return constrained(tree, job.constraint, budget, job.completion.room - 1, forcing=forcing)
+
+
+def drafted(job: Job, budget: int, vocabulary: int) -> DraftTree:
     """The drafter's tree, or the bare root: a fault of the drafter costs the drafts of this request, nothing else."""
     bare = DraftTree.root(job.tokens[-1])
-    budget = budget_of(job, most)
     if job.drafter is None or budget == 0:
         return bare
     try:

@@ -45,7 +45,7 @@ def allowed(logits: Tensor, params: SamplingParams) -> tuple[NDArray[np.int64], 
     else:
         weights = probabilities.numpy()
         tokens = np.arange(len(weights))
-    kept = weights >= params.min_p * weights.max()
+    kept = (weights >= params.min_p * weights.max()) & (weights > 0)
     tokens, weights = tokens[kept], weights[kept]
     order = np.argsort(tokens)
     return tokens[order], weights[order]

@@ -18,6 +18,7 @@ from agentspec.config import Config
 from agentspec.engine.chat import Chat
 from agentspec.engine.commit import Completion
 from agentspec.engine.cores import usable_cores
+from agentspec.engine.grammar import Grammars
 from agentspec.engine.job import Job
 from agentspec.engine.loop import StepLoop
 from agentspec.engine.models import ensure
@@ -48,6 +49,7 @@ class Engine:
         self.end_tokens = end_tokens
         self.histories = histories
         self.token_bytes_of = TokenBytes(chat.tokenizer)
+        self.grammars = Grammars(chat.tokenizer, self.token_bytes_of, target.vocabulary, end_tokens)
         self.cost = LearnedCost(cost_table(target))
         self.loop = StepLoop(target, config.engine, self.cost)
         self._window = usable_window(config, target.window, self.loop.pool)
@@ -108,9 +110,12 @@ class Engine:
         jobs: list[Job] = []
         try:
             for index, request in enumerate(checked):
+                constraint = await self.grammars.constraint(request)
                 session = await self._open_history(request)
                 sessions += [] if session is None else [session]
-                jobs.append(self._job(request, session, sender(deltas, asyncio.get_running_loop(), index)))
+                job = self._job(request, session, sender(deltas, asyncio.get_running_loop(), index))
+                job.constraint = constraint
+                jobs.append(job)
             self._submit(jobs)
             unfinished = len(jobs)
             while unfinished:
@@ -138,6 +143,7 @@ class Engine:
             self._closing = True
             self._wake.notify()
         await asyncio.to_thread(self._thread.join)
+        self.grammars.close()
         await self.histories.close()
 
     def _checked(self, request: GenerationRequest) -> GenerationRequest:
@@ -188,7 +194,8 @@ class Engine:
         elif min(request.speculation.max_draft_tokens, self.config.engine.max_draft_tokens) == 0:
             reason = "max_draft_tokens is 0"
         text = TextStream(self.token_bytes_of, request.stop)
-        own = frozenset() if request.ignore_eos else self.end_tokens
+        goes_on = request.ignore_eos and request.grammar is None
+        own = frozenset() if goes_on else self.end_tokens
         completion = Completion(text, request.max_tokens, own.union(request.stop_tokens))
         return Job(request, completion, session, send, send, list(request.prompt), reason)
 

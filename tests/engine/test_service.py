@@ -18,6 +18,8 @@ from agentspec.types import (
     Delta,
     FinishReason,
     GenerationRequest,
+    Grammar,
+    GrammarKind,
     Report,
     SamplingParams,
     Scope,
@@ -278,5 +280,24 @@ def test_an_engine_whose_thread_died_leaves_nobody_waiting(tiny_model: Path) -> 
             engine.stats()
         with pytest.raises(Unavailable):
             await anext(engine.generate(request(engine, "hi")))
+
+    run(tiny_model, scenario)
+
+
+def test_a_grammar_holds_through_the_engine_and_a_bad_one_harms_nobody(tiny_model: Path) -> None:
+    grammar = Grammar(GrammarKind.REGEX, "The answer is [0-9]{4}", "guided_regex")
+    bad = Grammar(GrammarKind.REGEX, "(", "guided_regex")
+
+    async def scenario(engine: Engine) -> None:
+        engine.loop.cost = FixedCost()
+        plain, off = await finished(engine, request(engine, "hi", grammar=grammar, speculation=OFF))
+        with pytest.raises(InvalidRequest, match="guided_regex"):
+            await finished(engine, request(engine, "hi", grammar=bad))
+        text, report = await finished(engine, request(engine, "hi", grammar=grammar))
+        assert plain == text and plain.startswith("The answer is ") and plain[14:].isdigit()
+        assert off.drafted_total == 0 and report.accepted["grammar"] == 14
+        only = SpeculationParams(drafters=("grammar",))
+        again, report = await finished(engine, request(engine, "hi", grammar=grammar, speculation=only))
+        assert again == text and report.drafted == {"grammar": 14}
 
     run(tiny_model, scenario)

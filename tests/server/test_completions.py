@@ -152,8 +152,6 @@ def test_wrong_values_name_their_field(name: str, value: Any) -> None:
     [
         ("suffix", "end"),
         ("best_of", 3),
-        ("guided_regex", "a+"),
-        ("response_format", {"type": "json_object"}),
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
     ],
 )
