@@ -17,6 +17,7 @@ from bench.gpu_model import Decoder, Sizes, empty_cache, make_decoder
 NODES = (1, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (256, 2048, 8192, 32768)
 DTYPE = torch.bfloat16
+DEVICE = "cuda"
 
 
 def graphed(run: Callable[[], Any]) -> Callable[[], None]:
@@ -34,7 +35,7 @@ def graphed(run: Callable[[], Any]) -> Callable[[], None]:
 
 def filled(sizes: Sizes) -> tuple[PagedCache, Tensor]:
     """A cache for the longest context with room for the largest tree."""
-    cache, table = empty_cache(sizes, 1, CONTEXTS[-1] + NODES[-1], "cuda", DTYPE)
+    cache, table = empty_cache(sizes, 1, CONTEXTS[-1] + NODES[-1], DEVICE, DTYPE)
     for part in (cache.keys, cache.values):
         part.normal_()
     return cache, table
@@ -65,7 +66,7 @@ def verify_times(
     model: Decoder, cache: PagedCache, batch: TreeBatch, table: BlockTable, graphs: bool
 ) -> dict[str, float]:
     """A pass over the tree, choices and walk."""
-    token = torch.arange(batch.rows, dtype=torch.int32, device="cuda")
+    token = torch.arange(batch.rows, dtype=torch.int32, device=DEVICE)
 
     def verify() -> None:
         walk(choose(model(token, batch, cache, table)), token, batch)
@@ -80,13 +81,13 @@ def verify_times(
 def timings(table: BlockTable, graphs: bool) -> dict[str, Any]:
     """Rows by context and number of nodes."""
     sizes = Sizes()
-    model = make_decoder(sizes, "cuda", DTYPE)
+    model = make_decoder(sizes, DEVICE, DTYPE)
     cache, pages = filled(sizes)
     rows = []
     for context in CONTEXTS:
         for nodes in NODES:
-            batch = tree_batch([random_tree(nodes)], [context], pages, "cuda")
-            q = torch.randn(nodes, sizes.heads, sizes.dim, device="cuda", dtype=DTYPE)
+            batch = tree_batch([random_tree(nodes)], [context], pages, DEVICE)
+            q = torch.randn(nodes, sizes.heads, sizes.dim, device=DEVICE, dtype=DTYPE)
             row: dict[str, float] = {"context": context, "nodes": nodes}
             row |= attention_times(q, cache, batch, table) | verify_times(model, cache, batch, table, graphs)
             print("  ".join(f"{name} {value:.4g}" for name, value in row.items()), flush=True)

@@ -69,7 +69,8 @@ def power_of_two(number: int) -> int:
 def default_blocks(q: Tensor, cache: PagedCache, batch: TreeBatch) -> Blocks:
     """Sizes that fit any GPU since 2020: a tile of keys and one of values take 32 KiB at most."""
     group = q.shape[1] // cache.heads
-    rows = max(power_of_two(group), 16, min(power_of_two(batch.most_rows * group), 64))
+    most = 32 if q.dtype == torch.float32 else 64
+    rows = max(power_of_two(group), 16, min(power_of_two(batch.most_rows * group), most))
     columns = max(16, min(64, 2**14 // (power_of_two(cache.dim) * q.element_size())))
     return Blocks(rows, columns, 1024, warps=4, stages=1 if q.dtype == torch.float32 else 2)
 

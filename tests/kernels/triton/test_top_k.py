@@ -7,8 +7,11 @@ from agentspec.errors import KernelError
 from agentspec.kernels.triton.top_k import top_k, top_k_reference
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("vocabulary", "k"), [(1, 1), (5, 5), (4095, 3), (4096, 8), (4097, 8), (4100, 20), (9000, 1)])
+@pytest.mark.parametrize(("vocabulary", "k", "dtype"), [
+    *((*sizes, torch.float32) for sizes in ((1, 1), (5, 5), (4095, 3), (4096, 8), (4097, 8), (4100, 12), (9000, 1))),
+    (4097, 4, torch.float16),
+    (4097, 4, torch.bfloat16),
+])  # fmt: skip
 def test_the_kernel_equals_its_twin(vocabulary: int, k: int, dtype: torch.dtype, device: str) -> None:
     """Rounded logits: many are equal, the sign of zero included."""
     noise = torch.Generator().manual_seed(vocabulary)
@@ -25,9 +28,10 @@ def test_the_kernel_equals_its_twin(vocabulary: int, k: int, dtype: torch.dtype,
 
 def test_rows_that_are_not_side_by_side(device: str) -> None:
     logits = torch.randn(4, 2, 50, generator=torch.Generator().manual_seed(0)).to(device)[:, 1]
-    values, ids = top_k(logits, 50)
-    assert torch.equal(ids, top_k_reference(logits, 50)[1])
-    torch.testing.assert_close(values.exp().sum(-1), torch.ones(4, device=device))
+    values, ids = top_k(logits, 9)
+    expected, its = top_k_reference(logits, 9)
+    assert torch.equal(ids, its)
+    torch.testing.assert_close(values, expected)
 
 
 def test_shapes_that_are_refused() -> None:
