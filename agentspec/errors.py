@@ -3,6 +3,7 @@
 AgentSpecError
 ├── ConfigError              a setting is wrong; names the setting and the value
 ├── ModelError               a model cannot be fetched, converted or loaded
+├── KernelError              a kernel was given what it cannot compute
 ├── TraceError               a trajectory file cannot be read; names file and line
 ├── ReplayError              a replayed server answered wrongly or not at all
 ├── InvalidRequest      400  the request is malformed or asks for what is not supported
@@ -40,6 +41,10 @@ class ConfigError(AgentSpecError):
 
 class ModelError(AgentSpecError):
     """A model cannot be fetched, converted or loaded."""
+
+
+class KernelError(AgentSpecError):
+    """A kernel was given what it cannot compute."""
 
 
 class TraceError(AgentSpecError):

@@ -3,6 +3,7 @@
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from pathlib import Path
 from typing import Any
