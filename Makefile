@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
+TOOLS := .venv/.tools
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -15,10 +16,10 @@ help:  ## show these targets
 run: $(READY)  ## serve the default model, after a short comparison with speculation off and on
 	@$(BIN)/agentspec serve --demo $(ARGS)
 
-test: $(READY)  ## run the tests that need no model
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+test: $(TOOLS)  ## run the tests that need no model, on up to four cores
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses=4 --dist worksteal $(ARGS)
 
-check: $(READY)  ## formatting, lint, types, direction of imports, generated pages
+check: $(TOOLS)  ## formatting, lint, types, direction of imports, generated pages
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
@@ -30,7 +31,7 @@ bench: $(READY)  ## cost of a step by its tokens; recorded runs with speculation
 	@$(BIN)/agentspec bench cost
 	@$(BIN)/agentspec replay --baseline
 
-build: $(READY)  ## build the wheel into dist/ and import it from a clean environment
+build: $(TOOLS)  ## build the wheel into dist/ and import it from a clean environment
 	@rm -rf build dist
 	@$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 	@$(BIN)/python -m venv build/clean
@@ -52,6 +53,11 @@ $(READY): pyproject.toml constraints.txt
 		echo "Setting up .venv with $$($(PYTHON) --version)"; \
 		$(PYTHON) -m venv --clear .venv; \
 	fi
-	@echo "Installing AgentSpec and its tools into .venv: a minute or two"
+	@echo "Installing AgentSpec into .venv: a minute or two"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[worker]'
+	@touch $@
+
+$(TOOLS): $(READY)
+	@echo "Installing what tests and checks need into .venv: half a minute"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
