@@ -74,7 +74,7 @@ def texts(answer: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("stop", [[], ["e"]])
 def test_each_choice_has_a_grammar_of_its_own(tiny_model: Path, path: str, stop: list[str]) -> None:
     async def scenario(client: httpx.AsyncClient, _: Engine) -> None:
-        wanted = {"guided_regex": "(red|green|blue)( and (red|green|blue)){2}", "seed": 2, "stop": stop}
+        wanted: dict[str, Any] = {"guided_regex": "(red|green|blue)( and (red|green|blue)){2}", "seed": 2, "stop": stop}
         made = texts(await whole(client, path, n=5, temperature=1.5, **wanted))
         off = {"enabled": False}
         assert made == texts(await whole(client, path, n=5, temperature=1.5, speculation=off, **wanted))
