@@ -14,6 +14,19 @@ from tests.redis_process import redis_server
 
 __all__ = ["redis_server"]
 
+
+@pytest.fixture(scope="session")
+def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def user_keeps_their_cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, cache_home: Path) -> None:
+    """Tests leave nothing in the cache of whoever runs them; those of real models read it."""
+    if "live" not in request.keywords:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(cache_home))
+
+
 TEMPLATE = (
     "{% for message in messages %}<|start|>{{ message['role'] }}\n{{ message['content'] }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"

@@ -1,13 +1,22 @@
-"""Measuring what a pass costs on this device."""
+"""Measuring what a pass costs on this device, once for each model and way of computing it."""
 
+import json
+import logging
+import math
+from dataclasses import asdict
+from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
+from llvmlite import binding
 
 from agentspec.engine.attention import Segment
 from agentspec.engine.kv import PageTable
 from agentspec.engine.target import Target
 from agentspec.policies.cost import CostTable
+
+log = logging.getLogger(__name__)
 
 ROWS = (1, 4, 8, 16, 32)
 LONGEST = 2048
@@ -50,6 +59,64 @@ def cost_table(target: Target, rounds: int = 3) -> CostTable:
     """Milliseconds by context and row count; also warms the model up."""
     longest = min(LONGEST, target.window - ROWS[-1])
     return CostTable.measured({context: row_costs(target, context, rounds) for context in (longest // 8, longest)})
+
+
+def stored_cost_table(target: Target, file: Path) -> CostTable:
+    """The cost table that an earlier start of the same target on the same device left in `file`; else a new one, which
+    is left there. A file that cannot be read or written costs the measurement, nothing else."""
+    device = device_of(target)
+    table = read_table(file, device)
+    if table is not None:
+        warm_up(target)
+        return table
+    table = cost_table(target)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = file.with_suffix(".new")
+        unfinished.write_text(json.dumps({"device": device, "table": asdict(table)}), encoding="utf-8")
+        unfinished.replace(file)
+    except OSError as error:
+        log.warning("what passes cost is measured again at the next start: %s", error)
+    return table
+
+
+def device_of(target: Target) -> dict[str, Any]:
+    """What the cost of a pass depends on."""
+    return {
+        "processor": binding.get_host_cpu_name(),
+        "threads": torch.get_num_threads(),
+        "dtype": str(target.dtype),
+        "compiled": target.decoder is not None,
+        "layers": target.shape.layers,
+        "page_bytes": target.shape.page_bytes,
+        "vocabulary": target.vocabulary,
+        "rows": list(ROWS),
+    }
+
+
+def read_table(file: Path, device: dict[str, Any]) -> CostTable | None:
+    """The table of a file; None where there is none, or none for this device."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if content["device"] != device:
+            return None
+        table = content["table"]
+        samples = {
+            int(context): {int(count): float(ms) for count, ms in zip(table["rows"], row, strict=True)}
+            for context, row in zip(table["contexts"], table["milliseconds"], strict=True)
+        }
+        whole = len(samples) >= 2 and len(table["rows"]) >= 2
+        sane = all(0 < ms < math.inf for row in samples.values() for ms in row.values())
+        return CostTable.measured(samples) if whole and sane else None
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return None
+
+
+def warm_up(target: Target) -> None:
+    """A pass of one row and one of many, so that no request pays for what the first ones do."""
+    cached = filled_table(target, 1)
+    for count in (1, ROWS[-1]):
+        pass_seconds(target, cached, count, 1)
 
 
 def row_costs(target: Target, context: int, rounds: int) -> dict[int, float]:

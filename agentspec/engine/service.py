@@ -1,6 +1,7 @@
 """The engine as the server sees it: a model loaded once, a thread that steps, async generators in front."""
 
 import asyncio
+import hashlib
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
@@ -23,7 +24,7 @@ from agentspec.engine.job import Job
 from agentspec.engine.loop import StepLoop
 from agentspec.engine.models import ensure
 from agentspec.engine.prefix import KVPool
-from agentspec.engine.profile import cost_table
+from agentspec.engine.profile import stored_cost_table
 from agentspec.engine.target import Target
 from agentspec.engine.text import TextStream, TokenBytes
 from agentspec.engine.wheels import Progress, silent
@@ -50,7 +51,7 @@ class Engine:
         self.histories = histories
         self.token_bytes_of = TokenBytes(chat.tokenizer)
         self.grammars = Grammars(chat.tokenizer, self.token_bytes_of, target.vocabulary, end_tokens)
-        self.cost = LearnedCost(cost_table(target))
+        self.cost = LearnedCost(stored_cost_table(target, profile_of(config)))
         self.loop = StepLoop(target, config.engine, self.cost)
         self._window = usable_window(config, target.window, self.loop.pool)
         self._wake = threading.Condition()
@@ -241,6 +242,13 @@ class Engine:
                 if self._closing:
                     return
             self.loop.step()
+
+
+def profile_of(config: Config) -> Path:
+    """The file of what passes of the configured model cost here."""
+    name = config.model.name
+    digest = hashlib.sha256(str(Path(name).absolute() if Path(name).exists() else name).encode()).hexdigest()[:16]
+    return config.model.home / "profiles" / f"{Path(name).name}-{config.model.dtype}-{digest}.json"
 
 
 def usable_window(config: Config, most: int, pool: KVPool) -> int:
