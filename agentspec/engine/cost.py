@@ -125,12 +125,12 @@ def print_report(report: CostReport, as_json: bool) -> None:
         print(json.dumps(asdict(report)))
         return
     table = Table(title=f"{report.model}: milliseconds of a step (times one node), {report.device}")
-    table.add_column("context", justify="right")
-    for nodes in report.nodes:
-        table.add_column(f"{nodes} node{'s' if nodes > 1 else ''}", justify="right")
-    for context, milliseconds in report.step_ms.items():
-        cells = [f"{ms:.1f} ({r:.2f})" for ms, r in zip(milliseconds, report.ratio[context], strict=True)]
-        table.add_row(context, *cells)
+    table.add_column("nodes", justify="right")
+    for context in report.step_ms:
+        table.add_column(f"context {context}", justify="right")
+    for at, nodes in enumerate(report.nodes):
+        cells = [f"{ms[at]:.1f} ({report.ratio[context][at]:.2f})" for context, ms in report.step_ms.items()]
+        table.add_row(str(nodes), *cells)
     console.print(table)
     console.print(
         f"decoding without drafts: {report.decode_tokens_per_s} tokens/s, transformers generate on the same weights "
