@@ -119,9 +119,12 @@ class StepLoop:
         ]
 
     def _start(self, job: Job) -> None:
-        """A job got its first place."""
-        self.totals["cached_tokens_total"] += job.cached_tokens
-        job.adjuster = Adjuster.of(job.request.sampling, job.request.prompt, job.completion.end_tokens)
+        """A job got a place, for the first time or again."""
+        if not job.clock.admitted:
+            job.cached_tokens = job.computed
+            job.clock.admitted = job.clock.prefilled = perf_counter()
+            self.totals["cached_tokens_total"] += job.cached_tokens
+            job.adjuster = Adjuster.of(job.request.sampling, job.request.prompt, job.completion.end_tokens)
         self._end_unless_wanted(job)
 
     def _prefilled(self, job: Job, size: int, logits: Tensor) -> None:

@@ -5,7 +5,7 @@ nobody runs on leaves when memory is short, least recently used first (RadixAtte
 one page each).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -56,6 +56,11 @@ def common_tokens(a: bytes, b: bytes) -> int:
     return int(different[0])
 
 
+def pages_in(holdings: Collection[Holding]) -> set[Page | None]:
+    """The pages of some sequences, shared ones once."""
+    return {page for holding in holdings for page in holding.table.pages}
+
+
 class KVPool:
     """All pages of a worker. Not thread-safe: the engine's thread owns it."""
 
@@ -77,15 +82,18 @@ class KVPool:
     @property
     def held(self) -> int:
         """Pages that running sequences hold, shared ones once."""
-        return len({id(page) for holding in self.running for page in holding.table.pages})
+        return len(pages_in(self.running))
 
-    def admits(self, scope: Scope, tokens: Sequence[int]) -> bool:
-        """Whether a sequence of `tokens` can be computed beside the running ones, each with a page to grow by."""
-        if not self.running:
+    def admits(self, scope: Scope, tokens: Sequence[int], leaving: Collection[Holding] = ()) -> bool:
+        """Whether a sequence of `tokens` can be computed beside the running ones but for those `leaving`, each with a
+        page to grow by."""
+        staying = [holding for holding in self.running if holding not in leaving]
+        if not staying:
             return True
+        held = pages_in(staying)
         shared, _ = self._match(self._root(scope), key_of(tokens[:-1]))
-        taken = sum(1 for node in shared if node.page is not None and node.page.refs > 1)
-        return self.held + pages_of(len(tokens)) - taken + len(self.running) <= self.limit
+        known = sum(1 for node in shared if node.page in held)
+        return len(held) + pages_of(len(tokens)) - known + len(staying) <= self.limit
 
     def acquire(self, scope: Scope, tokens: Sequence[int]) -> Holding:
         """Pages for a sequence: the longest known prefix of all but its last token is committed already."""

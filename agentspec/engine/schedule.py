@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from time import perf_counter
 
 from agentspec.engine.job import Job
 from agentspec.engine.prefix import KVPool
@@ -29,7 +28,7 @@ def shares(jobs: Sequence[Job], wanted: Sequence[int], budget: int) -> list[int]
     if not jobs:
         return given
     first = min(range(len(jobs)), key=lambda i: rank(jobs[i]))
-    given[first] = min(wanted[first], budget // GUARANTEED)
+    given[first] = min(wanted[first], max(1, budget // GUARANTEED))
     left = budget - given[first]
     for i in sorted(range(len(jobs)), key=lambda i: (jobs[i].request.priority, wanted[i], rank(jobs[i]))):
         more = min(wanted[i] - given[i], left)
@@ -49,8 +48,8 @@ class Scheduler:
         self.preemptions = 0
 
     def admit(self, start: Callable[[Job], None], fail: Callable[[Job], None]) -> None:
-        """Let waiting jobs run while there are places and memory; where there are none, a job of lower priority gives
-        its own up. `start` is called with every job that got one for the first time, `fail` with one that cannot."""
+        """Let waiting jobs run while there are places and memory; where there are none, jobs of lower priority give
+        theirs up. `start` is called with every job that got one, `fail` with one that cannot."""
         while self.waiting:
             job = min((job for job in self.waiting if not self._is_led(job)), key=rank, default=None)
             if job is None:
@@ -71,20 +70,22 @@ class Scheduler:
         return leader is not None and (leader in self.waiting or (leader in self.running and leader.prefilling))
 
     def _finds_place(self, job: Job) -> bool:
-        while len(self.running) >= self.max_running or not self.pool.admits(job.scope, job.tokens):
-            last = max(self.running, key=rank)
-            if last.request.priority <= job.request.priority:
-                return False
-            self.preempt(last)
-        return True
+        """Whether there is a place, or can be: then as few as are needed give theirs up, the last by `rank` first."""
+        lower = [other for other in self.running if other.request.priority > job.request.priority]
+        lower.sort(key=rank, reverse=True)
+        for count in range(len(lower) + 1):
+            leaving = [other.holding for other in lower[:count] if other.holding is not None]
+            place = len(self.running) - count < self.max_running
+            if place and self.pool.admits(job.scope, job.tokens, leaving):
+                for other in lower[:count]:
+                    self.preempt(other)
+                return True
+        return False
 
     def _run(self, job: Job, start: Callable[[Job], None]) -> None:
         job.holding = self.pool.acquire(job.scope, job.reusable)
         self.running.append(job)
-        if not job.clock.admitted:
-            job.cached_tokens = job.computed
-            job.clock.admitted = job.clock.prefilled = perf_counter()
-            start(job)
+        start(job)
 
     def preempt(self, job: Job) -> None:
         """Back to the waiting ones: all that was said is kept, and what was computed too while memory lasts."""

@@ -125,6 +125,47 @@ def test_the_lower_number_is_served_first_and_takes_a_running_place(harness: Any
         assert result.deltas[-1].report.cached_tokens == 0
 
 
+def test_nobody_gives_a_place_up_for_a_request_that_does_not_fit_all_the_same(harness: Any, kit: Any) -> None:
+    loop = harness.loop(kv_bytes=8 * harness.target.shape.page_bytes, prefill_chunk=512)
+    big, _ = harness.job(prompt_of(1, 250), 30, trajectory="big")
+    lower = [harness.job(prompt_of(2 + number, 20), 40, trajectory=str(number), priority=5)[0] for number in range(2)]
+    for job in [big, *lower]:
+        loop.add(job)
+    loop.step()
+    urgent, result = harness.job(prompt_of(7, 300), 10, trajectory="urgent")
+    loop.add(urgent)
+    while urgent in loop.scheduler.waiting:
+        assert loop.scheduler.preemptions == 0
+        loop.step()
+    kit.drain(loop)
+    assert list(result.tokens) == harness.greedy(prompt_of(7, 300), 10)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 4])
+def test_the_oldest_prompt_goes_on_in_every_pass_however_small_the_chunk(harness: Any, chunk: int) -> None:
+    loop = harness.loop(prefill_chunk=chunk, max_running=4)
+    long, _ = harness.job(prompt_of(1, 60), 3, trajectory="long")
+    loop.add(long)
+    for number in range(20):
+        before = long.computed
+        loop.add(harness.job(prompt_of(number, 4), 1, trajectory=str(number))[0])
+        loop.step()
+        assert long.computed > before
+
+
+def test_a_job_that_only_reads_its_prompt_ends_where_it_is_computed_while_the_job_waits(harness: Any, kit: Any) -> None:
+    loop = harness.loop(max_running=1, prefill_chunk=16)
+    reader, read = harness.job(prompt_of(4, 100), 0, priority=1)
+    urgent, result = harness.job(prompt_of(4, 100), 3)
+    loop.add(reader)
+    loop.step()
+    loop.add(urgent)
+    kit.drain(loop)
+    assert loop.scheduler.preemptions == 1
+    assert read.tokens == ()
+    assert list(result.tokens) == harness.greedy(prompt_of(4, 100), 3)
+
+
 def test_equals_do_not_take_each_others_places(harness: Any, kit: Any) -> None:
     loop = harness.loop(max_running=2)
     for seed in range(6):
