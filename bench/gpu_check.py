@@ -8,6 +8,7 @@ when one failed, 2 without a GPU.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -200,7 +201,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 def parser() -> argparse.ArgumentParser:
     """The options."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--output", type=Path, default=Path("gpu_check.json"))
+    made.add_argument("--output", type=Path, default=Path("gpu_check.json"), help="the file to write")
     made.add_argument("--interpret", action="store_true", help="on the CPU, in Triton's interpreter, without timings")
     made.add_argument("--no-graphs", action="store_true", help="no passes as CUDA graphs")
     return made
@@ -209,6 +210,9 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check, measure, write."""
     options = parser().parse_args(arguments)
+    if importlib.util.find_spec("triton") is None:
+        print("gpu_check needs triton: pip install -c constraints.txt -e '.[gpu]'", file=sys.stderr)
+        return 2
     if not options.interpret and not torch.cuda.is_available():
         print(
             "gpu_check needs a CUDA device and found none; --interpret checks the kernels on the CPU", file=sys.stderr
