@@ -41,7 +41,7 @@ def commit(completion: Completion, tokens: Sequence[int]) -> tuple[int, str]:
         text += "" if ends else completion.text.push(token)
         if completion.text.stopped or ends or len(completion.tokens) == completion.complete_at:
             completion.finish = FinishReason.STOP
-        elif completion.room == 0:
+        elif completion.room <= 0:
             completion.finish = FinishReason.LENGTH
         if completion.finish:
             return kept, text + completion.text.finish()

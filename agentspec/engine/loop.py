@@ -120,11 +120,14 @@ class StepLoop:
 
     def _start(self, job: Job) -> None:
         """A job got a place, for the first time or again."""
+        now = perf_counter()
         if not job.clock.admitted:
             job.cached_tokens = job.computed
-            job.clock.admitted = job.clock.prefilled = perf_counter()
+            job.clock.admitted = now
             self.totals["cached_tokens_total"] += job.cached_tokens
             job.adjuster = Adjuster.of(job.request.sampling, job.request.prompt, job.completion.end_tokens)
+        if job.tally.steps == 0:
+            job.clock.prefilled = now
         self._end_unless_wanted(job)
 
     def _prefilled(self, job: Job, size: int, logits: Tensor) -> None:

@@ -166,6 +166,22 @@ def test_a_job_that_only_reads_its_prompt_ends_where_it_is_computed_while_the_jo
     assert list(result.tokens) == harness.greedy(prompt_of(4, 100), 3)
 
 
+def test_what_is_computed_while_a_job_waits_is_no_decoding_of_its_own(harness: Any, kit: Any) -> None:
+    loop = harness.loop(max_running=1, prefill_chunk=16)
+    prompt = prompt_of(4, 100)
+    first, result = harness.job(prompt, 5, priority=1)
+    loop.add(first)
+    loop.step()
+    loop.add(harness.job(prompt, 40)[0])
+    while first not in loop.scheduler.running:
+        loop.step()
+    assert first.clock.prefilled > first.clock.admitted
+    kit.drain(loop)
+    report = result.deltas[-1].report
+    assert report.decode_tokens == 5
+    assert report.prefill_s > report.decode_s > 0
+
+
 def test_equals_do_not_take_each_others_places(harness: Any, kit: Any) -> None:
     loop = harness.loop(max_running=2)
     for seed in range(6):
