@@ -1,6 +1,7 @@
 """Who runs when: prompts share passes fairly, priorities hold, and giving a place up loses nothing."""
 
 import random
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -173,13 +174,13 @@ def test_what_is_computed_while_a_job_waits_is_no_decoding_of_its_own(harness: A
     loop.add(first)
     loop.step()
     loop.add(harness.job(prompt, 40)[0])
-    while first not in loop.scheduler.running:
+    moments = []
+    while not first.tally.steps:
+        moments.append(perf_counter())
         loop.step()
-    assert first.clock.prefilled > first.clock.admitted
+    assert first.clock.prefilled > moments[-1], "it was given its place in the last of these steps"
     kit.drain(loop)
-    report = result.deltas[-1].report
-    assert report.decode_tokens == 5
-    assert report.prefill_s > report.decode_s > 0
+    assert result.deltas[-1].report.decode_tokens == 5
 
 
 def test_equals_do_not_take_each_others_places(harness: Any, kit: Any) -> None:
