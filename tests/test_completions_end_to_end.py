@@ -1,9 +1,7 @@
 """Text completions and several choices over HTTP, on a tiny model; transformers says what is true."""
 
-import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,37 +10,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from agentspec.cache.retrieval import Histories
-from agentspec.config import CacheConfig, Config, EngineConfig, ModelConfig, ServerConfig
 from agentspec.engine.service import Engine
-from agentspec.policies.cost import FixedCost
-from agentspec.server.app import create_app
 from agentspec.server.convert import choice_seed
+from tests.serving import in_process
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 RUN = "X-AgentSpec-Trajectory"
 OFF: dict[str, Any] = {"speculation": {"enabled": False}}
 REPORT: dict[str, Any] = {"speculation": {"report": True}}
 PROMPT = "for name in names:\n    print(name)  # Grüße \U0001f680\n" * 3
-
-Scenario = Callable[[httpx.AsyncClient, Engine], Awaitable[None]]
-
-
-def in_process(folder: Path, scenario: Scenario, **settings: Any) -> None:
-    """A scenario against a fresh application that drafts whenever it can, without a socket."""
-
-    async def body() -> None:
-        config = Config(model=ModelConfig(name=str(folder)), engine=EngineConfig(**settings))
-        engine = Engine.from_folder(config, folder, Histories(CacheConfig()))
-        engine.loop.cost = FixedCost()
-        transport = httpx.ASGITransport(create_app(engine, ServerConfig()))
-        try:
-            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-                await asyncio.wait_for(scenario(client, engine), 60)
-        finally:
-            await engine.close()
-
-    asyncio.run(body())
 
 
 async def whole(client: httpx.AsyncClient, path: str = TEXT, run: str = "run", **fields: Any) -> dict[str, Any]:

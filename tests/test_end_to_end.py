@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,41 +12,13 @@ from typing import Any
 import httpx
 import pytest
 
-from agentspec.cache.retrieval import Histories
-from agentspec.config import CacheConfig, Config, EngineConfig, ModelConfig, ServerConfig
+from agentspec.config import ServerConfig
 from agentspec.engine.service import Engine
-from agentspec.policies.cost import FixedCost
-from agentspec.server.app import create_app
 from agentspec.server.run import serve_in_thread
+from tests.serving import engine_on, in_process
 
 CHAT = "/v1/chat/completions"
 RUN = "X-AgentSpec-Trajectory"
-
-
-def engine_on(folder: Path, **settings: Any) -> Engine:
-    """An engine that drafts whenever it can, whatever a pass costs on this machine."""
-    config = Config(model=ModelConfig(name=str(folder)), engine=EngineConfig(**settings))
-    engine = Engine.from_folder(config, folder, Histories(CacheConfig()))
-    engine.loop.cost = FixedCost()
-    return engine
-
-
-Scenario = Callable[[httpx.AsyncClient, Engine], Awaitable[None]]
-
-
-def in_process(folder: Path, scenario: Scenario, config: ServerConfig | None = None, **settings: Any) -> None:
-    """A scenario against a fresh application, without a socket."""
-
-    async def body() -> None:
-        engine = engine_on(folder, **settings)
-        transport = httpx.ASGITransport(create_app(engine, config or ServerConfig()))
-        try:
-            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-                await asyncio.wait_for(scenario(client, engine), 60)
-        finally:
-            await engine.close()
-
-    asyncio.run(body())
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
@@ -11,9 +12,11 @@ from typing import Any
 import torch
 from llvmlite import binding
 
+from agentspec.compiled import digest
 from agentspec.engine.attention import Segment
 from agentspec.engine.kv import PageTable
 from agentspec.engine.target import Target
+from agentspec.kernels.cpu import attend
 from agentspec.policies.cost import CostTable
 
 log = logging.getLogger(__name__)
@@ -61,7 +64,7 @@ def cost_table(target: Target, rounds: int = 3) -> CostTable:
     return CostTable.measured({context: row_costs(target, context, rounds) for context in (longest // 8, longest)})
 
 
-def stored_cost_table(target: Target, file: Path) -> CostTable:
+def stored_cost_table(target: Target, file: Path, measure: Callable[[Target], CostTable] = cost_table) -> CostTable:
     """The cost table that an earlier start of the same target on the same device left in `file`; else a new one, which
     is left there. A file that cannot be read or written costs the measurement, nothing else."""
     device = device_of(target)
@@ -69,7 +72,7 @@ def stored_cost_table(target: Target, file: Path) -> CostTable:
     if table is not None:
         warm_up(target)
         return table
-    table = cost_table(target)
+    table = measure(target)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         unfinished = file.with_suffix(".new")
@@ -81,12 +84,16 @@ def stored_cost_table(target: Target, file: Path) -> CostTable:
 
 
 def device_of(target: Target) -> dict[str, Any]:
-    """What the cost of a pass depends on."""
+    """What the cost of a pass depends on: the processor, the model's extents, the code that computes it."""
+    config: Any = target.model.config
     return {
+        "code": digest(Path(attend.__file__).parent),
         "processor": binding.get_host_cpu_name(),
         "threads": torch.get_num_threads(),
         "dtype": str(target.dtype),
         "compiled": target.decoder is not None,
+        "hidden": config.hidden_size,
+        "inner": getattr(config, "intermediate_size", None),
         "layers": target.shape.layers,
         "page_bytes": target.shape.page_bytes,
         "vocabulary": target.vocabulary,

@@ -3,34 +3,17 @@
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentspec.cache.retrieval import Histories
-from agentspec.config import CacheConfig, Config, EngineConfig, ModelConfig
 from agentspec.engine.service import Engine
 from agentspec.errors import ContextTooLong, Overloaded
-from agentspec.policies.cost import FixedCost
 from agentspec.types import Delta, GenerationRequest, Report, SamplingParams, Scope, SpeculationParams, Trajectory
-
-Scenario = Callable[[Engine], Awaitable[None]]
-
-
-def run(folder: Path, scenario: Scenario, **settings: Any) -> None:
-    async def body() -> None:
-        config = Config(model=ModelConfig(name=str(folder)), engine=EngineConfig(**settings))
-        engine = Engine.from_folder(config, folder, Histories(CacheConfig()))
-        engine.loop.cost = FixedCost()
-        try:
-            await asyncio.wait_for(scenario(engine), 60)
-        finally:
-            await engine.close()
-
-    asyncio.run(body())
+from tests.serving import with_engine
 
 
 def request(engine: Engine, text: str, **fields: Any) -> GenerationRequest:
@@ -72,7 +55,7 @@ def test_each_choice_is_what_it_is_alone(tiny_model: Path, sampling: SamplingPar
             assert [report.token_ids for report in reports] == alone
         assert len(set(alone)) == (1 if sampling.temperature == 0 else 4)
 
-    run(tiny_model, scenario, max_running=running)
+    with_engine(tiny_model, scenario, max_running=running)
 
 
 @pytest.mark.parametrize("running", [1, 3, 8])
@@ -84,7 +67,7 @@ def test_the_prompt_is_computed_once(tiny_model: Path, running: int) -> None:
         assert [report.cached_tokens for report in reports] == [0, *[known] * 4]
         assert engine.stats()["prefill_tokens_total"] == known
 
-    run(tiny_model, scenario, max_running=running, prefill_chunk=16)
+    with_engine(tiny_model, scenario, max_running=running, prefill_chunk=16)
 
 
 def test_it_is_computed_once_where_its_log_probabilities_are_told_too(tiny_model: Path) -> None:
@@ -93,7 +76,7 @@ def test_it_is_computed_once_where_its_log_probabilities_are_told_too(tiny_model
         _, reports = await finished(engine, [replace(first, prompt_logprobs=0), *others])
         assert [report.cached_tokens for report in reports] == [0, *[len(first.prompt) - 1] * 2]
 
-    run(tiny_model, scenario, prefill_chunk=16)
+    with_engine(tiny_model, scenario, prefill_chunk=16)
 
 
 def test_only_those_with_the_same_prompt_wait_for_it(harness: Any, kit: Any) -> None:
@@ -153,7 +136,7 @@ def test_leaving_ends_all_choices(tiny_model: Path, after: int) -> None:
         assert not any(delta.finish for delta in seen)
         assert engine.loop.pool.running == []
 
-    run(tiny_model, scenario, prefill_chunk=16)
+    with_engine(tiny_model, scenario, prefill_chunk=16)
 
 
 def test_a_batch_takes_one_place_of_the_queue(tiny_model: Path) -> None:
@@ -170,7 +153,7 @@ def test_a_batch_takes_one_place_of_the_queue(tiny_model: Path) -> None:
         await slow.aclose()
         await settled(engine)
 
-    run(tiny_model, scenario, max_running=1, max_queue=2)
+    with_engine(tiny_model, scenario, max_running=1, max_queue=2)
 
 
 def test_one_that_is_too_long_refuses_all(tiny_model: Path) -> None:
@@ -180,7 +163,7 @@ def test_one_that_is_too_long_refuses_all(tiny_model: Path) -> None:
         assert engine.stats()["steps_total"] == 0
         assert engine.stats()["history_trajectories"] == 0
 
-    run(tiny_model, scenario)
+    with_engine(tiny_model, scenario)
 
 
 def test_branches_leave_the_history_as_it_is(tiny_model: Path) -> None:
@@ -197,7 +180,7 @@ def test_branches_leave_the_history_as_it_is(tiny_model: Path) -> None:
         assert await history(4, "a") == await history(1, "b")
         assert engine.stats()["history_sessions"] == 0
 
-    run(tiny_model, scenario)
+    with_engine(tiny_model, scenario)
 
 
 def test_branches_draft_from_the_trajectory_and_from_themselves(tiny_model: Path) -> None:
@@ -210,7 +193,7 @@ def test_branches_draft_from_the_trajectory_and_from_themselves(tiny_model: Path
             assert sum(report.accepted.values()) > 0
             assert report.steps < len(report.token_ids) / 2
 
-    run(tiny_model, scenario)
+    with_engine(tiny_model, scenario)
 
 
 def test_a_request_that_generates_nothing_teaches_nothing(tiny_model: Path) -> None:
@@ -220,4 +203,4 @@ def test_a_request_that_generates_nothing_teaches_nothing(tiny_model: Path) -> N
         assert len(told) == engine.window - 1
         assert engine.stats()["history_trajectories"] == 0
 
-    run(tiny_model, scenario)
+    with_engine(tiny_model, scenario)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-import agentspec.engine.profile as profile_module
 from agentspec.config import Config, Dtype, ModelConfig
 from agentspec.engine.profile import cost_table, stored_cost_table
 from agentspec.engine.service import profile_of
@@ -16,22 +15,19 @@ from agentspec.policies.cost import CostTable
 class Counted:
     """Measures, and counts how often it did."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.times = 0
-        monkeypatch.setattr(profile_module, "cost_table", self)
 
     def __call__(self, target: Any) -> CostTable:
         self.times += 1
         return cost_table(target, rounds=1)
 
 
-def test_a_second_start_reads_what_the_first_one_measured(
-    harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counted = Counted(monkeypatch)
+def test_a_second_start_reads_what_the_first_one_measured(harness: Any, tmp_path: Path) -> None:
+    counted = Counted()
     file = tmp_path / "new" / "folder" / "tiny.json"
-    first = stored_cost_table(harness.target, file)
-    assert stored_cost_table(harness.target, file) == first
+    first = stored_cost_table(harness.target, file, counted)
+    assert stored_cost_table(harness.target, file, counted) == first
     assert counted.times == 1
     assert [path.name for path in file.parent.iterdir()] == ["tiny.json"]
 
@@ -47,6 +43,7 @@ def changed(file: Path, change: dict[str, Any], part: str) -> None:
     [
         ("device", {"processor": "another"}),
         ("device", {"threads": 77}),
+        ("device", {"code": "older"}),
         ("table", {"milliseconds": [[1, 2, 3, 4, -5], [1, 2, 3, 4, 5]]}),
         ("table", {"milliseconds": [[1, 2, 3, 4, float("nan")], [1, 2, 3, 4, 5]]}),
         ("table", {"milliseconds": [[1, 2], [3]]}),
@@ -59,19 +56,17 @@ def changed(file: Path, change: dict[str, Any], part: str) -> None:
     ],
     ids=str,
 )
-def test_what_is_of_another_device_or_spoiled_is_measured_again(
-    harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any
-) -> None:
+def test_what_is_of_another_device_or_spoiled_is_measured_again(harness: Any, tmp_path: Path, change: Any) -> None:
     file = tmp_path / "tiny.json"
-    stored_cost_table(harness.target, file)
+    stored_cost_table(harness.target, file, Counted())
     if isinstance(change, bytes):
         file.write_bytes(change)
     else:
         changed(file, change[1], change[0])
-    counted = Counted(monkeypatch)
-    table = stored_cost_table(harness.target, file)
+    counted = Counted()
+    table = stored_cost_table(harness.target, file, counted)
     assert counted.times == 1
-    assert table == stored_cost_table(harness.target, file)
+    assert table == stored_cost_table(harness.target, file, counted)
     assert counted.times == 1
 
 

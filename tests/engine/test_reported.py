@@ -1,21 +1,17 @@
 """Faults that other engines had, as cases: offsets in a batch, widths, prefix hits, what may be reused."""
 
-import asyncio
 import random
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from agentspec.cache.retrieval import Histories
-from agentspec.config import CacheConfig, Config, EngineConfig, ModelConfig
 from agentspec.engine.attention import Segment
 from agentspec.engine.kv import PageTable
 from agentspec.engine.service import Engine
-from agentspec.policies.cost import FixedCost
 from agentspec.types import FinishReason, GenerationRequest, Report, Scope, SpeculationParams, Trajectory
+from tests.serving import with_engine
 
 
 def prompt_of(seed: int, length: int = 20) -> list[int]:
@@ -125,19 +121,6 @@ def test_sfx_10_the_last_token_of_a_cut_turn_was_never_computed(harness: Any, ki
     assert list(result.tokens) == harness.greedy(longer, 9)
 
 
-def served(folder: Path, scenario: Callable[[Engine], Awaitable[None]], window: int = 0, **settings: Any) -> None:
-    async def body() -> None:
-        config = Config(model=ModelConfig(name=str(folder), window=window), engine=EngineConfig(**settings))
-        engine = Engine.from_folder(config, folder, Histories(CacheConfig()))
-        engine.loop.cost = FixedCost()
-        try:
-            await asyncio.wait_for(scenario(engine), 60)
-        finally:
-            await engine.close()
-
-    asyncio.run(body())
-
-
 async def report_of(engine: Engine, request: GenerationRequest) -> Report:
     found = [delta.report async for delta in engine.generate(request)][-1]
     assert found is not None
@@ -157,7 +140,7 @@ def test_eng_17_the_cap_comes_from_the_window_that_users_see(tiny_model: Path, o
             report = await report_of(engine, request(prompt_of(5, 90), "run", most=10**9, on=on))
             assert report.prompt_tokens + report.completion_tokens <= 100
 
-    served(tiny_model, scenario, window=100)
+    with_engine(tiny_model, scenario, window=100)
 
 
 def test_eng_16_a_long_draft_meets_the_end_of_the_window(tiny_model: Path) -> None:
@@ -168,7 +151,7 @@ def test_eng_16_a_long_draft_meets_the_end_of_the_window(tiny_model: Path) -> No
         assert report.token_ids == taught.token_ids[36:40]
         assert report.drafted_total > 0
 
-    served(tiny_model, scenario, window=100)
+    with_engine(tiny_model, scenario, window=100)
 
 
 def test_eng_31_drafts_cost_no_prefix_hit(tiny_model: Path) -> None:
@@ -179,4 +162,4 @@ def test_eng_31_drafts_cost_no_prefix_hit(tiny_model: Path) -> None:
             hits[on] = [report.cached_tokens for report in reports]
         assert hits[True] == hits[False] == [0, 199]
 
-    served(tiny_model, scenario)
+    with_engine(tiny_model, scenario)
