@@ -141,6 +141,9 @@ class SpeculationParams:
     drafters: tuple[str, ...] | None = None
     """Allowed sources by lower-case `Origin` name (`trajectory`, `scope`, `grammar`); None allows all."""
 
+    exact: bool = False
+    """Draft only where a row's logits have the same bits in any pass, so that drafts provably change nothing."""
+
     report: bool = False
     """Attach a `Report` to the response."""
 

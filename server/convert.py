@@ -186,5 +186,6 @@ def speculation(asked: Speculation) -> SpeculationParams:
         enabled=asked.enabled,
         max_draft_tokens=asked.max_draft_tokens,
         drafters=None if asked.drafters is None else tuple(asked.drafters),
+        exact=asked.exact,
         report=asked.report,
     )

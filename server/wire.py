@@ -167,6 +167,7 @@ class Speculation(Wire):
     enabled: bool = True
     max_draft_tokens: int = Field(default=SpeculationParams().max_draft_tokens, ge=0)
     drafters: Annotated[list[str] | None, AfterValidator(known_drafters)] = None
+    exact: bool = False
     report: bool = False
 
 

@@ -1,14 +1,18 @@
-"""Progress on standard error, for people only: nothing is drawn when that is not a terminal."""
+"""Progress on standard error: bars on a terminal, else a line now and then."""
 
 import contextlib
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 log = logging.getLogger(__name__)
+
+EVERY_S = 30.0
+"""Seconds between lines about the same work."""
 
 
 @contextlib.contextmanager
@@ -33,13 +37,18 @@ def model_progress() -> Iterator[Callable[[str, int, int], None]]:
 
 @contextlib.contextmanager
 def turn_progress() -> Iterator[Callable[[int, int], None]]:
-    """Shows how many turns are done."""
+    """Shows how many turns are done; where there is no terminal, in a line now and then."""
     console = Console(file=sys.stderr)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
         task = bars.add_task("turns")
+        told = time.monotonic()
 
         def show(done: int, total: int) -> None:
+            nonlocal told
             bars.update(task, completed=done, total=total)
+            if not console.is_terminal and time.monotonic() - told >= EVERY_S:
+                told = time.monotonic()
+                console.print(f"{done} of {total} turns done", highlight=False)
 
         yield show

@@ -158,7 +158,10 @@ class Engine:
                 param="messages",
             )
         self._check_tokens(request)
-        return replace(request, max_tokens=min(request.max_tokens, room))
+        speculation = request.speculation
+        if speculation.exact and not self.loop.target.exact:
+            speculation = replace(speculation, enabled=False)
+        return replace(request, max_tokens=min(request.max_tokens, room), speculation=speculation)
 
     def _check_tokens(self, request: GenerationRequest) -> None:
         """Raises `InvalidRequest` for token ids that the model does not have, and for a minimum above the maximum."""
@@ -190,6 +193,8 @@ class Engine:
         reason = "no match in the history"
         if request.max_tokens == 0:
             reason = "no token is asked for"
+        elif session is None and request.speculation.exact and not self.loop.target.exact:
+            reason = "exact: this model's logits are not the same bits in every pass"
         elif session is None:
             reason = "speculation is off for this request"
         elif min(request.speculation.max_draft_tokens, self.config.engine.max_draft_tokens) == 0:

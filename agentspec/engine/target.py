@@ -73,6 +73,11 @@ class Target:
             prepack(self.model)
             self._try_out()
 
+    @property
+    def exact(self) -> bool:
+        """Whether a row's logits have the same bits in any pass, alone or beside others, in a tree or a chain."""
+        return self.decoder is not None
+
     @torch.inference_mode()
     def _try_out(self) -> None:
         """One token through the model's own `forward`: raises `ModelError` unless every layer's attention is ours."""

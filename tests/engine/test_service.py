@@ -101,6 +101,26 @@ def test_eng_28_no_draft_has_a_reason(tiny_model: Path) -> None:
     run(tiny_model, scenario)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_exact_requests_are_drafted_for_where_a_row_has_the_same_bits_in_any_pass(
+    tiny_model: Path, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentspec.engine.target.is_compilable", lambda _: compiled)
+
+    async def scenario(engine: Engine) -> None:
+        engine.loop.cost = FixedCost()
+        assert engine.loop.target.exact == compiled
+        exact = request(engine, "tell me", max_tokens=60, speculation=SpeculationParams(exact=True))
+        off = await finished(engine, request(engine, "tell me", max_tokens=60, speculation=OFF))
+        for _ in range(2):
+            text, report = await finished(engine, exact)
+            assert text == off[0]
+        assert (report.drafted_total > 0) == compiled
+        assert (report.reason or "").startswith("exact: this model's logits") != compiled
+
+    run(tiny_model, scenario)
+
+
 def test_an_unknown_drafter_is_refused_by_name(tiny_model: Path) -> None:
     async def scenario(engine: Engine) -> None:
         with pytest.raises(InvalidRequest, match="eagle"):

@@ -169,6 +169,11 @@ class Decoder:
             )
         )
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of memory that weights and rotary tables take."""
+        return sum(int(array.nbytes) for array in self._alive)
+
     def start(self) -> None:
         """All blocks are there: start the helping threads. They end with the decoder."""
         self._model["layers"] = len(self._layers)
