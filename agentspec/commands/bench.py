@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentspec.commands.display import model_progress
 from agentspec.commands.engine import limit_spinning
 from agentspec.commands.models import pulled
 from agentspec.commands.numbers import positive
@@ -56,6 +55,7 @@ def run_int8(arguments: argparse.Namespace) -> None:
     config = chosen_config(arguments)
     limit_spinning()
     pulled(config.model.name, config)
+    from agentspec.commands.display import model_progress
     from agentspec.engine.precision import measure, print_report
     from agentspec.server.convert import fold_system
     from agentspec.traces.files import read_traces

@@ -295,8 +295,9 @@ def test_eng_23_requests_without_a_seed_get_fresh_ones() -> None:
 
 def test_speculation_reaches_the_worker() -> None:
     worker = ScriptedWorker()
-    post(worker, ask(speculation={"enabled": False, "max_draft_tokens": 4, "drafters": ["scope"], "report": True}))
-    assert worker.requests[0].speculation == SpeculationParams(False, 4, ("scope",), True)
+    asked = {"enabled": False, "max_draft_tokens": 4, "drafters": ["scope"], "exact": True, "report": True}
+    post(worker, ask(speculation=asked))
+    assert worker.requests[0].speculation == SpeculationParams(False, 4, ("scope",), exact=True, report=True)
     post(worker, ask())
     assert worker.requests[1].speculation == SpeculationParams()
 
