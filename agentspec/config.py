@@ -96,7 +96,20 @@ class CacheConfig:
     """Token histories and their store."""
 
     redis_url: str = ""
-    """`redis://host:port/db` or `rediss://...`; empty keeps histories in this process only."""
+    """`redis://host:port/db`, `rediss://...` with TLS, or `redis+cluster://host:port,host:port` (`rediss+cluster://...`)
+    for a cluster; empty shares histories with no other process."""
+
+    redis_password_file: str = ""
+    """File with the password, for a URL that should not hold one; a user's name stays in the URL."""
+
+    redis_ca_file: str = ""
+    """File with the certificates that a `rediss://` server's is checked against; empty takes the system's."""
+
+    history_file: str = ""
+    """File in which histories outlive this process, which alone may use it; not together with a Redis."""
+
+    history_file_bytes: int = bounded(256 * 1024**2, least=2 * 1024**2)
+    """Largest size of that file; least recently written trajectories leave first."""
 
     deadline_ms: int = 20
     """Longest wait for a read of the store before a request goes on without it."""
@@ -112,6 +125,10 @@ class CacheConfig:
 
     memory_bytes: int = 512 * 1024**2
     """Bytes that in-process histories and indexes may take; least recently used leave first."""
+
+    scope_bytes: int = bounded(512 * 1024**2, least=1)
+    """Bytes that one tenant may take of them for one model, and once more in the store; its least recently used leave
+    first."""
 
 
 @dataclass(frozen=True, slots=True)

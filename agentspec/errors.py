@@ -5,6 +5,7 @@ AgentSpecError
 ├── ModelError               a model cannot be fetched, converted or loaded
 ├── KernelError              a kernel was given what it cannot compute
 ├── TraceError               a trajectory file cannot be read; names file and line
+├── StoreError               stored histories cannot be read or written; names the place
 ├── ReplayError              a replayed server answered wrongly or not at all
 ├── InvalidRequest      400  the request is malformed or asks for what is not supported
 │   ├── ContextTooLong  400  the prompt does not fit the model's window
@@ -49,6 +50,10 @@ class KernelError(AgentSpecError):
 
 class TraceError(AgentSpecError):
     """A trajectory file cannot be read."""
+
+
+class StoreError(AgentSpecError):
+    """Stored histories cannot be read or written by a command."""
 
 
 class ReplayError(AgentSpecError):

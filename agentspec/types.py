@@ -227,6 +227,32 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class TrajectoryState:
+    """What is kept of a trajectory."""
+
+    tokens: int
+    """Tokens of its history."""
+
+    turns: int
+    last_used: float
+    """Seconds since 1970."""
+
+    memory_bytes: int
+    """Of its indexed history, in the memory of this process."""
+
+    stored_bytes: int
+    """Of its history in the store: a Redis, or the file of this process."""
+
+    kv_bytes: int
+    """Of pages of keys and values, those included that other trajectories begin with too."""
+
+    drafted: int
+    """Draft nodes verified in its turns in this process, whoever proposed them."""
+
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """A token of a text with its natural log-probability, and the likeliest tokens there with theirs."""
 
@@ -310,6 +336,18 @@ class Worker(Protocol):
         the iterator stops all of them and frees their memory within one step. Raises `Overloaded` when the queue is
         full, `ContextTooLong` when a prompt leaves no room for a token, `InvalidRequest` for a grammar that cannot be
         compiled or whose masks take too long.
+        """
+        ...
+
+    async def inspect(self, trajectory: Trajectory) -> TrajectoryState | None:
+        """What is kept of a trajectory; None where nothing is. Raises `Unavailable` when the worker is gone."""
+        ...
+
+    async def forget(self, trajectory: Trajectory) -> bool:
+        """Delete all that is kept of a trajectory: whether there was anything.
+
+        Requests of it that are running go on and leave nothing. Raises `Unavailable` when the store does not confirm
+        that it deleted its part, or the worker is gone.
         """
         ...
 

@@ -1,15 +1,17 @@
 """How a history is written down: the names of its keys, and its tokens in linked chunks.
 
-A chunk is `version, id, previous, count, checksum` and `count` little-endian int32 tokens. `previous` is the id of
-the chunk that its tokens continue; where that one is missing, damaged or not the one before, a reader puts a
-`BOUNDARY`, so that tokens that were never adjacent never look it.
+A chunk is `version, width, id, previous, count, checksum` and `count` little-endian unsigned numbers of `width` bytes,
+each a token plus 1, so that a boundary is 0. `previous` is the id of the chunk that its tokens continue; where that one
+is missing, damaged or not the one before, a reader puts a `BOUNDARY`, so that tokens that were never adjacent never
+look it. The checksum covers the trajectory's name too: a chunk is read under no other name than it was written for.
 """
 
+import hashlib
 import struct
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import numpy as np
 
@@ -17,8 +19,8 @@ from agentspec.cache.automaton import Int32s
 from agentspec.cache.history import BOUNDARY
 from agentspec.types import Scope, Trajectory
 
-VERSION = 1
-HEADER = struct.Struct("<BQQII")
+VERSION = 2
+HEADER = struct.Struct("<BBQQII")
 
 CHUNK_TOKENS = 4096
 """Most tokens of a chunk, which is so at most 16 KiB and a header."""
@@ -32,24 +34,56 @@ def escape(name: str) -> str:
     return quote(name, safe="", errors="surrogatepass")
 
 
+def tag_of(trajectory: Trajectory) -> str:
+    """The full name of a trajectory: no other one has it."""
+    scope = trajectory.scope
+    return ":".join(escape(name) for name in (scope.tenant, scope.model, trajectory.id))
+
+
 @dataclass(frozen=True, slots=True)
 class Keys:
     """Names of a trajectory's keys; all share one hash tag, so they live in one cluster slot."""
 
     tokens: str
     meta: str
+    gone: str
 
     @staticmethod
     def of(trajectory: Trajectory) -> "Keys":
         """The keys of a trajectory."""
-        scope = trajectory.scope
-        tag = ":".join(escape(name) for name in (scope.tenant, scope.model, trajectory.id))
-        return Keys(f"as:{{{tag}}}:tok", f"as:{{{tag}}}:meta")
+        tag = tag_of(trajectory)
+        return Keys(*(f"as:{{{tag}}}:{part}" for part in ("tok", "meta", "gone")))
 
 
-def recent_key(scope: Scope) -> str:
-    """The key of a scope's recent trajectories."""
-    return f"as:{{{escape(scope.tenant)}:{escape(scope.model)}}}:recent"
+@dataclass(frozen=True, slots=True)
+class ScopeKeys:
+    """Names of a scope's keys, in one cluster slot too."""
+
+    recent: str
+    sizes: str
+    gone: str
+
+    @staticmethod
+    def of(scope: Scope) -> "ScopeKeys":
+        """The keys of a scope."""
+        tag = f"{escape(scope.tenant)}:{escape(scope.model)}"
+        return ScopeKeys(*(f"as:{{{tag}}}:{part}" for part in ("recent", "sizes", "gone")))
+
+
+def named_by(key: str) -> Trajectory | None:
+    """The trajectory whose tokens a key holds; None for any other key."""
+    if not (key.startswith("as:{") and key.endswith("}:tok")):
+        return None
+    parts = [unquote(part, errors="surrogatepass") for part in key[4:-5].split(":")]
+    if len(parts) != 3:
+        return None
+    found = Trajectory(parts[2], Scope(parts[0], parts[1]))
+    return found if Keys.of(found).tokens == key else None
+
+
+def digest_of(trajectory: Trajectory) -> str:
+    """What is left of a deleted trajectory's name for a while, to tell the other processes: a hash of 32 digits."""
+    return hashlib.blake2b(tag_of(trajectory).encode(), digest_size=16).hexdigest()
 
 
 def storable(trajectory: Trajectory) -> bool:
@@ -70,30 +104,64 @@ class Chunk:
     tokens: Int32s
 
 
-def pack(chunk: Chunk) -> bytes:
-    """The bytes of a chunk."""
-    body = chunk.tokens.astype("<i4").tobytes()
-    return HEADER.pack(VERSION, chunk.id, chunk.previous, chunk.tokens.size, zlib.crc32(body)) + body
+def packed(tokens: Int32s) -> tuple[int, bytes]:
+    """Bytes of each number, and the numbers."""
+    numbers = tokens.astype("<i8") + 1
+    largest = int(numbers.max(initial=0))
+    width = 2 if largest < 1 << 16 else 3 if largest < 1 << 24 else 4
+    return width, numbers.view(np.uint8).reshape(-1, 8)[:, :width].tobytes()
 
 
-def unpack(data: bytes) -> Chunk | None:
-    """The chunk of some bytes; None when they are damaged or of another version."""
+def unpacked(width: int, body: bytes) -> Int32s:
+    """The tokens of packed numbers."""
+    numbers = np.zeros((len(body) // width, 8), np.uint8)
+    numbers[:, :width] = np.frombuffer(body, np.uint8).reshape(-1, width)
+    return (numbers.reshape(-1).view("<i8") - 1).astype(np.int32)
+
+
+def checksum(trajectory: Trajectory, chunk: tuple[int, int, int], body: bytes) -> int:
+    """Of the width, the id and the id before, and the numbers of a chunk, for a trajectory."""
+    return zlib.crc32(body, zlib.crc32(repr(chunk).encode(), zlib.crc32(tag_of(trajectory).encode())))
+
+
+def pack(trajectory: Trajectory, chunk: Chunk) -> bytes:
+    """The bytes of a chunk of a trajectory."""
+    width, body = packed(chunk.tokens)
+    check = checksum(trajectory, (width, chunk.id, chunk.previous), body)
+    return HEADER.pack(VERSION, width, chunk.id, chunk.previous, chunk.tokens.size, check) + body
+
+
+def unpack(trajectory: Trajectory, data: bytes) -> Chunk | None:
+    """The chunk of some bytes; None when they are damaged, of another version or another trajectory's."""
     if len(data) < HEADER.size:
         return None
-    version, identity, previous, count, checksum = HEADER.unpack_from(data)
+    version, width, identity, previous, count, check = HEADER.unpack_from(data)
     body = data[HEADER.size :]
-    if version != VERSION or len(body) != 4 * count or zlib.crc32(body) != checksum:
+    if version != VERSION or not 2 <= width <= 4 or len(body) != width * count:
         return None
-    return Chunk(identity, previous, np.frombuffer(body, "<i4").astype(np.int32))
+    if checksum(trajectory, (width, identity, previous), body) != check:
+        return None
+    return Chunk(identity, previous, unpacked(width, body))
+
+
+def identity_of(data: bytes) -> bytes:
+    """The id in a chunk's header, as bytes; empty where there is no header."""
+    return data[2:10] if len(data) >= HEADER.size else b""
+
+
+def newer(data: bytes) -> bool:
+    """Whether a later version than this one wrote a chunk."""
+    return bool(data) and data[0] > VERSION
 
 
 def join(chunks: Iterable[Chunk]) -> Int32s:
     """The tokens of chunks in stored order, each chunk once, with a boundary where one does not continue the last."""
-    parts: list[Int32s] = []
+    parts, known = list[Int32s](), set[int]()
     boundary, last = np.array([BOUNDARY], np.int32), 0
     for chunk in chunks:
-        if chunk.id == last:
+        if chunk.id in known:
             continue
+        known.add(chunk.id)
         if parts and chunk.previous != last:
             parts.append(boundary)
         parts.append(chunk.tokens)

@@ -1,5 +1,7 @@
 """The history of one trajectory: its conversations as they grew, and the index over them."""
 
+import time
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from threading import Lock
 
@@ -7,6 +9,7 @@ import numpy as np
 
 from agentspec.cache.automaton import Int32s
 from agentspec.cache.rolling import OVERLAP, Document, RollingIndex
+from agentspec.types import Outcome
 
 CONVERSATIONS = 4
 """Conversations of a trajectory whose prefix is remembered; a trajectory rarely has more at once."""
@@ -76,6 +79,10 @@ class Turn:
         return np.concatenate((np.array([BOUNDARY], np.int32), self.overlap, self.new))
 
 
+MAX_SOURCES = 10_000
+"""Trajectories of which a scope knows that it learned from them."""
+
+
 @dataclass(slots=True, eq=False)
 class ScopeHistory:
     """Finished turns of all trajectories of a scope."""
@@ -83,6 +90,21 @@ class ScopeHistory:
     index: RollingIndex
     lock: Lock = field(default_factory=Lock)
     """Guards every index of the scope, those of its trajectories included."""
+
+    sources: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    """Ids of the trajectories whose turns it has, or had, the latest last."""
+
+    def learns_from(self, name: str) -> None:
+        """Note that a trajectory's turns go into the index."""
+        self.sources[name] = None
+        self.sources.move_to_end(name)
+        if len(self.sources) > MAX_SOURCES:
+            self.sources.popitem(last=False)
+
+    def clear(self, limit: int) -> None:
+        """Forget everything. The caller holds the lock."""
+        self.index = RollingIndex(limit)
+        self.sources.clear()
 
 
 class TrajectoryHistory:
@@ -93,6 +115,13 @@ class TrajectoryHistory:
         self.index = RollingIndex(limit)
         self.conversations: list[Conversation] = []
         self.last_saved: Conversation | None = None
+        self.deleted = False
+        """Nothing of it is to be kept any more."""
+
+        self.turns = 0
+        self.drafted = 0
+        self.accepted = 0
+        self.used = time.time()
 
     @property
     def bytes(self) -> int:
@@ -152,6 +181,11 @@ class TrajectoryHistory:
         conversation.saved = conversation.size
         self.last_saved = conversation
         return turn
+
+    def note(self, outcome: Outcome) -> None:
+        """Count what a step verified."""
+        self.drafted += len(outcome.proposed) - 1
+        self.accepted += len(outcome.accepted)
 
     @property
     def busy(self) -> bool:

@@ -1,51 +1,121 @@
-"""Writes that wait for the store: a queue bounded in bytes that drops its oldest first."""
+"""Writes that wait for the store: queues bounded in bytes together, one for each server, that drop their oldest first.
 
+A deletion is never dropped for a later write.
+"""
+
+import asyncio
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import count
 
 from agentspec.types import Trajectory
+
+NUMBERS = count()
+
+
+class Kind(Enum):
+    """What a write does."""
+
+    APPEND = 1
+    NOTE = 2
+    """Tells the scope of an append."""
+
+    DELETE = 3
+    DISOWN = 4
+    """Tells the scope of a deletion."""
+
+
+LASTING = (Kind.DELETE, Kind.DISOWN)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Write:
-    """Chunks to append to a trajectory; None deletes it."""
+    """Something to be done for a trajectory."""
 
     trajectory: Trajectory
-    chunks: tuple[bytes, ...] | None
+    kind: Kind
+    chunks: tuple[bytes, ...] = ()
     tokens: int = 0
+    name: str = ""
+    """Tells an append from all others, so that a repetition does nothing."""
+
+    kept: int = 0
+    """Bytes that the trajectory has after an append."""
+
+    found: bool = False
+    """Whether a deletion found something."""
+
+    done: asyncio.Future[bool] | None = None
+    """Gets whether a deletion found something, once the scope was told."""
+
+    number: int = field(default_factory=lambda: next(NUMBERS))
+    """Its place in the order of all writes."""
 
     @property
     def bytes(self) -> int:
         """Bytes that wait."""
-        return 256 + sum(len(chunk) for chunk in self.chunks or ())
+        return 256 + sum(len(chunk) for chunk in self.chunks)
 
 
 class Outbox:
-    """First in, first out."""
+    """First in, first out, for each lane; a lane is the name of the server that a write goes to."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self.writes: deque[Write] = deque()
+        self.lanes: dict[str, deque[Write]] = {}
         self.bytes = 0
         self.dropped = 0
+        """Appends that were."""
 
-    def put(self, write: Write) -> None:
+    def __len__(self) -> int:
+        return sum(len(lane) for lane in self.lanes.values())
+
+    def __iter__(self) -> Iterator[Write]:
+        for lane in self.lanes.values():
+            yield from lane
+
+    def put(self, write: Write, lane: str = "") -> None:
         """Add a write. The oldest are dropped for it, it alone if it is larger than the whole queue."""
-        self.writes.append(write)
+        self.lanes.setdefault(lane, deque()).append(write)
         self.bytes += write.bytes
-        while self.bytes > self.max_bytes:
-            self.remove(self.writes[0])
-            self.dropped += 1
+        while self.bytes > self.max_bytes and (oldest := self.oldest()) is not None:
+            self.drop(oldest)
+
+    def drop(self, write: Write) -> None:
+        """Take a write out that is not done."""
+        self.remove(write)
+        self.dropped += write.kind is Kind.APPEND
+
+    def oldest(self) -> Write | None:
+        """The oldest write that may be dropped."""
+        heads = (next((write for write in lane if write.kind not in LASTING), None) for lane in self.lanes.values())
+        return min((head for head in heads if head is not None), key=lambda write: write.number, default=None)
+
+    def batch(self, lane: str, most: int) -> list[Write]:
+        """The first writes of a lane, each of another trajectory: they may be done in any order."""
+        found: dict[tuple[object, str], Write] = {}
+        for write in self.lanes.get(lane, ()):
+            key = (write.trajectory.scope, write.trajectory.id)
+            if key in found or len(found) == most:
+                break
+            found[key] = write
+        return list(found.values())
 
     def remove(self, write: Write) -> None:
         """Take a write out if it is still there."""
-        if write in self.writes:
-            self.writes.remove(write)
-            self.bytes -= write.bytes
+        for name, lane in self.lanes.items():
+            if write in lane:
+                lane.remove(write)
+                self.bytes -= write.bytes
+                if not lane:
+                    del self.lanes[name]
+                return
 
     def forget(self, trajectory: Trajectory) -> None:
-        """Take out everything of a trajectory."""
-        for write in [write for write in self.writes if same(write.trajectory, trajectory)]:
+        """Take out everything that was to be appended to a trajectory."""
+        for write in [write for write in self if write.kind not in LASTING and same(write.trajectory, trajectory)]:
             self.remove(write)
 
 

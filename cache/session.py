@@ -39,7 +39,7 @@ class HistorySession:
         found: list[Offer] = []
         if Origin.TRAJECTORY in self.allowed:
             found += self.history.index.offers(document.tail, OWN, document)
-            if self.parent is not None:
+            if self.parent is not None and not self.parent.deleted:
                 found += self.parent.index.offers(document.tail, OWN)
         if Origin.SCOPE in self.allowed:
             found += self.history.scope.index.offers(document.tail, SHARED)
@@ -51,6 +51,7 @@ class HistorySession:
         with self.history.scope.lock:
             if not self.closed:
                 self.history.extend(self.conversation, tokens)
+                self.history.note(outcome)
 
     def close(self) -> None:
         """The turn ended: what is new in it joins the scope's index and the store. Closing again does nothing.

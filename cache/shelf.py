@@ -1,6 +1,6 @@
 """Which histories stay in this process: least recently used leave when their bytes exceed the budget."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 from agentspec.cache.history import ScopeHistory, TrajectoryHistory
 from agentspec.cache.rolling import RollingIndex
@@ -18,13 +18,15 @@ class Shelf:
 
     def __init__(self, config: CacheConfig, reserved_bytes: int) -> None:
         self.budget = max(config.memory_bytes - reserved_bytes, 0)
-        most = self.budget // (4 * BYTES_PER_TOKEN)
+        self.scope_budget = min(config.scope_bytes, self.budget)
+        most = self.scope_budget // (4 * BYTES_PER_TOKEN)
         self.trajectory_tokens = min(config.trajectory_tokens, most)
         self.scope_tokens = min(config.scope_tokens, most)
         self.trajectories: OrderedDict[Key, TrajectoryHistory] = OrderedDict()
         self.scopes: OrderedDict[Scope, ScopeHistory] = OrderedDict()
         self.sizes: dict[Key | Scope, int] = {}
         self.bytes = 0
+        self.bytes_of: Counter[Scope] = Counter()
         self.evictions = 0
 
     def find(self, trajectory: Trajectory) -> TrajectoryHistory | None:
@@ -58,12 +60,28 @@ class Shelf:
             with history.scope.lock:
                 self.account(key, history.bytes)
                 self.account(trajectory.scope, history.scope.index.bytes)
+        self.evict_of(trajectory.scope)
         self.evict()
 
     def account(self, key: Key | Scope, size: int) -> None:
-        """Set the bytes that an entry takes."""
-        self.bytes += size - self.sizes.get(key, 0)
-        self.sizes[key] = size
+        """Set the bytes that an entry takes; 0 where it is no more."""
+        more = size - self.sizes.pop(key, 0)
+        self.bytes += more
+        scope = key if isinstance(key, Scope) else key[0]
+        self.bytes_of[scope] += more
+        if size:
+            self.sizes[key] = size
+        elif not self.bytes_of[scope]:
+            del self.bytes_of[scope]
+
+    def evict_of(self, scope: Scope) -> None:
+        """Drop idle trajectories of a scope until its budget is kept; busy ones stay."""
+        if self.bytes_of[scope] <= self.scope_budget:
+            return
+        for key in [key for key, history in self.trajectories.items() if key[0] == scope and not history.busy]:
+            self.drop(key)
+            if self.bytes_of[scope] <= self.scope_budget:
+                return
 
     def evict(self) -> None:
         """Drop idle trajectories, then idle scopes, until the budget is kept; busy ones stay."""
@@ -83,11 +101,11 @@ class Shelf:
     def drop(self, key: Key) -> None:
         """Forget a trajectory's history."""
         if self.trajectories.pop(key, None) is not None:
-            self.bytes -= self.sizes.pop(key, 0)
+            self.account(key, 0)
             self.evictions += 1
 
     def drop_scope(self, scope: Scope) -> None:
         """Forget what a scope without trajectories shared."""
         del self.scopes[scope]
-        self.bytes -= self.sizes.pop(scope, 0)
+        self.account(scope, 0)
         self.evictions += 1

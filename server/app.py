@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from agentspec.config import ServerConfig
-from agentspec.errors import UnknownModel
+from agentspec.errors import NotFound, UnknownModel
 from agentspec.server.access import Access
 from agentspec.server.answer import Answer, Frame, encode, now
 from agentspec.server.body import parse_object, read_body
@@ -45,6 +45,12 @@ from agentspec.types import Grammar, Worker
 log = logging.getLogger(__name__)
 
 MAX_NAMES_LOGGED = 256
+DEGRADED = {
+    "store_breaker_open": "the store of histories does not answer",
+    "store_file_behind": "the file of histories cannot be written",
+}
+"""Gauges of the worker that say that it goes on without a part of it."""
+
 KNOWN = {*NEUTRAL, *NEUTRAL_FOR_CHAT, *NEUTRAL_FOR_TEXT}
 
 
@@ -59,6 +65,8 @@ def create_app(worker: Worker, config: ServerConfig) -> Starlette:
         Route("/v1/completions", service.text, methods=["POST"]),
         Route("/v1/models", service.models),
         Route("/v1/models/{name:path}", service.model),
+        Route("/v1/trajectories/{id:path}", service.trajectory),
+        Route("/v1/trajectories/{id:path}", service.forget, methods=["DELETE"]),
         Route("/health", service.health),
         Route("/ready", service.ready),
         Route("/metrics", service.show_metrics),
@@ -136,13 +144,30 @@ class Service:
         self._check_model(request.path_params["name"])
         return json_response(self._model_object())
 
+    async def trajectory(self, request: Request) -> Response:
+        """What is kept of a trajectory."""
+        found = self._identity.named(request.path_params["id"])
+        state = await self._worker.inspect(found)
+        if state is None:
+            raise NotFound(f"there is no trajectory {found.id!r}", param="id")
+        return json_response({"id": found.id, "object": "trajectory", "model": self._worker.model, **asdict(state)})
+
+    async def forget(self, request: Request) -> Response:
+        """Deletes all that is kept of a trajectory."""
+        found = self._identity.named(request.path_params["id"])
+        recognised = self._identity.forget(found)
+        if not await self._worker.forget(found) and not recognised:
+            raise NotFound(f"there is no trajectory {found.id!r}", param="id")
+        return json_response({"id": found.id, "object": "trajectory.deleted", "deleted": True})
+
     async def health(self, request: Request) -> Response:
         return json_response({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
         """A worker that is gone answers this with its own error."""
-        self._worker.stats()
-        return json_response({"status": "ready"})
+        stats = self._worker.stats()
+        degraded = [what for gauge, what in DEGRADED.items() if stats.get(gauge)]
+        return json_response({"status": "ready", "degraded": degraded} if degraded else {"status": "ready"})
 
     async def show_metrics(self, request: Request) -> Response:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")

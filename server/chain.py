@@ -61,6 +61,13 @@ class Chain:
         while len(self._prefixes) > self._capacity:
             self._prefixes.popitem(last=False)
 
+    def forget(self, owner: str) -> bool:
+        """Forgets all that a trajectory sent first; whether there was anything."""
+        gone = [digest for digest, prefix in self._prefixes.items() if prefix.owner == owner]
+        for digest in gone:
+            del self._prefixes[digest]
+        return bool(gone)
+
 
 def prefix_digests(
     namespace: Sequence[str], tools: Sequence[Mapping[str, Any]] | None, messages: Sequence[Mapping[str, Any]]

@@ -67,6 +67,14 @@ class Identity:
         self._chain.learn(digests, named.id, final=is_final(headers))
         return Trajectory(named.id, self._scope, parent)
 
+    def named(self, text: str) -> Trajectory:
+        """The trajectory of the caller's tenant that has an id; raises `InvalidRequest` for what is no id."""
+        return Trajectory(check_id(text, "id"), self._scope)
+
+    def forget(self, trajectory: Trajectory) -> bool:
+        """Recognises a deleted trajectory's messages no longer; whether it did."""
+        return self._chain.forget(trajectory.id)
+
     def _named_by_messages(self, digests: Sequence[bytes]) -> Name:
         match = self._chain.find(digests)
         if match is None:

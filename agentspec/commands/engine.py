@@ -1,10 +1,10 @@
 """The engine that `serve` and `replay` run in this process."""
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agentspec.commands.models import pulled
-from agentspec.config import CacheConfig, Config
+from agentspec.config import Config
 
 if TYPE_CHECKING:
     from agentspec.engine.service import Engine
@@ -26,17 +26,10 @@ def limit_spinning() -> None:
 def loaded_engine(config: Config) -> "Engine":
     """The configured model's engine, pulled first if need be, with its histories' store; the server closes it."""
     limit_spinning()
-    store = shared_store(config.cache)
+    from agentspec.cache.store import make_store
+
+    store = make_store(config.cache)
     pulled(config.model.name, config)
     from agentspec.engine.service import Engine
 
     return Engine.load(config, store=store)
-
-
-def shared_store(config: CacheConfig) -> Any:
-    """The store that processes share; None keeps histories in this process."""
-    if not config.redis_url:
-        return None
-    from agentspec.cache.store import make_store
-
-    return make_store(config)

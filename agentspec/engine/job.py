@@ -7,7 +7,7 @@ from time import perf_counter
 from agentspec.engine.adjust import Adjuster
 from agentspec.engine.commit import Completion
 from agentspec.engine.constraint import Constraint
-from agentspec.engine.prefix import Holding
+from agentspec.engine.prefix import Holding, Owner
 from agentspec.types import Delta, Drafter, DraftTree, GenerationRequest, Origin, Report, Scope
 
 
@@ -72,6 +72,9 @@ class Job:
     cancelled: bool = False
     """Set by the caller's thread; the job leaves before the next step."""
 
+    forgotten: bool = False
+    """Its trajectory was deleted: nothing that it computed stays when it leaves."""
+
     leader: "Job | None" = None
     """A job with the same prompt, which computes it before this one starts."""
 
@@ -88,6 +91,11 @@ class Job:
     @property
     def scope(self) -> Scope:
         return self.request.trajectory.scope
+
+    @property
+    def owner(self) -> Owner:
+        """The trajectory that its pages belong to."""
+        return self.scope, self.request.trajectory.id
 
     @property
     def computed(self) -> int:

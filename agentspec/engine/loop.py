@@ -1,13 +1,14 @@
 """The step loop: admit, plan drafts, one ragged target pass, walk, commit. Knows token ids, threads and sockets not."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
 
 from torch import Tensor
 
+from agentspec.cache.codec import digest_of
 from agentspec.config import EngineConfig
 from agentspec.engine.adjust import Adjuster
 from agentspec.engine.attention import Segment
@@ -23,7 +24,7 @@ from agentspec.engine.verify import walk
 from agentspec.errors import AgentSpecError, InternalError
 from agentspec.policies.cost import Cost
 from agentspec.policies.payoff import Acceptance, pruned
-from agentspec.types import Delta, DraftTree, FinishReason, Outcome, TokenLogprob
+from agentspec.types import Delta, DraftTree, FinishReason, Outcome, Scope, TokenLogprob, Trajectory
 
 log = logging.getLogger(__name__)
 
@@ -233,6 +234,13 @@ class StepLoop:
         for job in list(self.scheduler.running):
             self.scheduler.leave(job)
         self.scheduler.waiting.clear()
+
+    def forget(self, scope: Scope, digests: Collection[str]) -> bool:
+        """Trajectories of a scope, known by their digests, were deleted: their pages go; whether there were any."""
+        jobs = (*self.scheduler.running, *self.scheduler.waiting)
+        owners = {owner for owner in self.pool.tips if owner[0] == scope} | {job.owner for job in jobs}
+        named = [owner for owner in owners if owner[0] == scope and digest_of(Trajectory(owner[1], scope)) in digests]
+        return any([self.scheduler.forget(owner) for owner in named])
 
     def stats(self) -> dict[str, float]:
         """Counters and gauges by metric name."""

@@ -18,6 +18,12 @@ from agentspec.types import Scope
 WIDTH = 4
 """Bytes of a token in a key."""
 
+MAX_TIPS = 256
+"""Trajectories noted at one page; what more of them have in common belongs to none, and leaves with age."""
+
+Owner = tuple[Scope, str]
+"""A trajectory: its scope and its id."""
+
 
 @dataclass(eq=False, slots=True)
 class Node:
@@ -29,6 +35,8 @@ class Node:
 
     parent: "Node | None"
     children: dict[bytes, "Node"] = field(default_factory=dict)
+    tips: set["Owner"] = field(default_factory=set)
+    """Trajectories that have a turn which was computed up to here."""
 
 
 @dataclass(eq=False, slots=True)
@@ -76,6 +84,9 @@ class KVPool:
         self.evicted = 0
         self.running: list[Holding] = []
         self.roots: dict[Scope | None, Node] = {}
+        self.tips: dict[Owner, set[Node]] = {}
+        """Where the turns of each trajectory end in the tree: their pages are on the way there."""
+
         self._recent: dict[Node, None] = {}
         """All nodes, least recently used first; a node comes before its parent."""
 
@@ -129,9 +140,9 @@ class KVPool:
             self.pages += 1
         return True
 
-    def publish(self, holding: Holding, tokens: Sequence[int], *, part: bool = False) -> None:
+    def publish(self, holding: Holding, tokens: Sequence[int], *, part: bool = False) -> Node:
         """Put full committed pages into the tree, and the last one too where `part` says so; `tokens` are those of
-        the whole sequence."""
+        the whole sequence. Returns the node of the last page that holds nothing else."""
         table = holding.table
         while table.length >= (holding.depth + 1) * PAGE:
             start = holding.depth * PAGE
@@ -141,11 +152,13 @@ class KVPool:
         if part and table.length > start:
             key = key_of(tokens[start : table.length])
             if not any(other.startswith(key) for other in holding.node.children):
-                self._put(holding, key)
+                return self._put(holding, key)
+            return holding.node.children.get(key, holding.node)
+        return holding.node
 
-    def release(self, holding: Holding, tokens: Sequence[int]) -> None:
+    def release(self, holding: Holding, tokens: Sequence[int], owner: Owner) -> None:
         """A sequence left: what is committed stays in the tree for whoever comes next."""
-        self.publish(holding, tokens, part=True)
+        self._mark(self.publish(holding, tokens, part=True), owner)
         self._touch(holding.node)
         self.running.remove(holding)
         for page in holding.table.pages:
@@ -153,6 +166,45 @@ class KVPool:
         holding.table.pages.clear()
         used = {id(other.node) for other in self.running}
         self.roots = {key: root for key, root in self.roots.items() if root.children or id(root) in used}
+
+    def forget(self, owner: Owner) -> bool:
+        """Drop the pages of a trajectory that are not on the way to those of another one, or of a running sequence;
+        whether it had any."""
+        nodes = self.tips.pop(owner, set())
+        for node in nodes:
+            node.tips.discard(owner)
+        for node in nodes:
+            at = node
+            while at in self._recent and not at.children and not at.tips and at.page is not None and at.page.refs == 1:
+                above = at.parent
+                self._remove(at)
+                assert above is not None
+                at = above
+        return bool(nodes)
+
+    def bytes_of(self, owner: Owner) -> int:
+        """Memory of the pages of a trajectory, those included that it shares with others."""
+        pages = set[int]()
+        for tip in self.tips.get(owner, ()):
+            at: Node | None = tip
+            while at is not None and at.page is not None:
+                pages.add(id(at))
+                at = at.parent
+        return len(pages) * self.shape.page_bytes
+
+    def _mark(self, node: Node, owner: Owner) -> None:
+        """A turn of a trajectory ends at a node: earlier ends on the way there are none any more."""
+        known = self.tips.get(owner, set())
+        at: Node | None = node if node.page is not None else None
+        if at is None or node in known or len(node.tips) >= MAX_TIPS:
+            return
+        while at is not None and known:
+            if at in known:
+                known.discard(at)
+                at.tips.discard(owner)
+            at = at.parent
+        self.tips.setdefault(owner, set()).add(node)
+        node.tips.add(owner)
 
     def _root(self, scope: Scope) -> Node:
         key = None if self.sharing == PrefixSharing.ALL else scope
@@ -206,6 +258,11 @@ class KVPool:
         del node.parent.children[node.key]
         del self._recent[node]
         self._drop(node.page)
+        for owner in node.tips:
+            self.tips[owner].discard(node)
+            self._mark(node.parent, owner)
+            if not self.tips[owner]:
+                del self.tips[owner]
 
     def _touch(self, node: Node) -> None:
         """A node and those above it were used."""

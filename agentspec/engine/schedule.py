@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from agentspec.engine.job import Job
-from agentspec.engine.prefix import KVPool
+from agentspec.engine.prefix import KVPool, Owner
 from agentspec.errors import InternalError
 
 log = logging.getLogger(__name__)
@@ -98,8 +98,17 @@ class Scheduler:
         """Give a running job's place and memory back."""
         assert job.holding is not None
         self.running.remove(job)
-        self.pool.release(job.holding, job.tokens)
+        self.pool.release(job.holding, job.tokens, job.owner)
         job.holding = None
+        if job.forgotten:
+            self.pool.forget(job.owner)
+
+    def forget(self, owner: Owner) -> bool:
+        """A trajectory was deleted: its pages go, those of its running jobs when they leave; whether it had any."""
+        jobs = [job for job in (*self.running, *self.waiting) if job.owner == owner]
+        for job in jobs:
+            job.forgotten = True
+        return self.pool.forget(owner) or bool(jobs)
 
     def make_room(self) -> None:
         """One more row for every running job, first come first served; who gets none waits again."""

@@ -5,12 +5,15 @@ import hashlib
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from agentspec.cache.codec import digest_of
 from agentspec.cache.draft import compile_kernels
 from agentspec.cache.retrieval import Histories
 from agentspec.cache.session import HistorySession
@@ -31,9 +34,11 @@ from agentspec.engine.wheels import Progress, silent
 from agentspec.errors import ConfigError, ContextTooLong, InvalidRequest, Overloaded, Unavailable
 from agentspec.kernels.cpu.attend import PAGE
 from agentspec.policies.cost import LearnedCost
-from agentspec.types import Delta, GenerationRequest
+from agentspec.types import Delta, GenerationRequest, Scope, Trajectory, TrajectoryState
 
 log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
 
 LEAST_WINDOW = 2
 """A prompt of one token and one token after it."""
@@ -56,6 +61,10 @@ class Engine:
         self._window = usable_window(config, target.window, self.loop.pool)
         self._wake = threading.Condition()
         self._inbox: list[Job] = []
+        self._errands: list[Callable[[], None]] = []
+        """What the engine's thread is to do between two steps."""
+
+        histories.on_forgotten = self._forget_pages
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -132,6 +141,46 @@ class Engine:
                 self._wake.notify()
             for session in sessions:
                 session.close()
+
+    async def inspect(self, trajectory: Trajectory) -> TrajectoryState | None:
+        owner = (trajectory.scope, trajectory.id)
+        kept = await asyncio.wrap_future(self._errand(lambda: self.loop.pool.bytes_of(owner)))
+        state = await self.histories.inspect(trajectory)
+        if state is None:
+            return TrajectoryState(0, 0, 0.0, 0, 0, kept, 0, 0) if kept else None
+        return replace(state, kv_bytes=kept)
+
+    async def forget(self, trajectory: Trajectory) -> bool:
+        digests = {digest_of(trajectory)}
+        pages = await asyncio.wrap_future(self._errand(lambda: self.loop.forget(trajectory.scope, digests)))
+        history = await self.histories.delete(trajectory)
+        if history is None:
+            raise Unavailable("the store of histories did not confirm the deletion, which goes on; ask again")
+        return pages or history
+
+    def _forget_pages(self, scope: Scope, digests: frozenset[str]) -> None:
+        """Another process deleted trajectories."""
+        with suppress(Unavailable):
+            self._errand(lambda: self.loop.forget(scope, digests))
+
+    def _errand(self, act: Callable[[], Answer]) -> "Future[Answer]":
+        """What `act` gives on the engine's thread, between two steps."""
+        future: Future[Answer] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(act())
+            except Exception as error:
+                future.set_exception(error)
+
+        with self._wake:
+            if self._closing:
+                raise Unavailable("the server is shutting down")
+            self._errands.append(run)
+            self._wake.notify()
+        return future
 
     def stats(self) -> Mapping[str, float]:
         if not self._thread.is_alive():
@@ -237,11 +286,14 @@ class Engine:
         for job in self._inbox:
             self.loop.add(job)
         self._inbox.clear()
+        errands, self._errands = self._errands, []
+        for errand in errands:
+            errand()
 
     def _step_until_closing(self) -> None:
         while True:
             with self._wake:
-                while self.loop.idle and not self._inbox and not self._closing:
+                while self.loop.idle and not (self._inbox or self._errands or self._closing):
                     self._wake.wait()
                 self._take_in()
                 if self._closing:

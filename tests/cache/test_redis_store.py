@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from redis import Redis
 
-from agentspec.cache import redis_store
+from agentspec.cache import redis_calls, redis_store
 from agentspec.cache.breaker import Breaker
-from agentspec.cache.codec import Chunk, Keys, join, pack, recent_key, unpack
+from agentspec.cache.codec import Chunk, Keys, ScopeKeys, join, pack, unpack
+from agentspec.cache.draft import compile_kernels
 from agentspec.cache.history import BOUNDARY
-from agentspec.cache.outbox import Outbox, Write
-from agentspec.cache.redis_store import MAX_RECENT, READERS, RedisStore
+from agentspec.cache.outbox import Kind, Outbox, Write
+from agentspec.cache.redis_calls import READERS
+from agentspec.cache.redis_store import RedisStore
 from agentspec.cache.retrieval import Histories
 from agentspec.config import CacheConfig
 from agentspec.types import Scope, Trajectory
@@ -67,28 +69,33 @@ def test_every_key_expires_and_has_the_documented_name(redis_server: Server) -> 
             "as:{tenant:model:run}:tok",
             "as:{tenant:model:run}:meta",
             "as:{tenant:model}:recent",
+            "as:{tenant:model}:sizes",
         }
         assert all(0 < lifetime <= CacheConfig().ttl_s for lifetime in lifetimes.values())
         assert client.hget("as:{tenant:model:run}:meta", "tokens") == b"2"
 
 
-def test_values_and_the_list_of_recent_trajectories_are_bounded(redis_server: Server) -> None:
+def test_values_and_the_list_of_recent_trajectories_are_bounded(
+    redis_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_store, "MAX_RECENT", 30)
+
     async def body(store: RedisStore) -> None:
-        await store.append(RUN, np.arange(20_000))
-        for number in range(MAX_RECENT + 20):
+        for number in range(50):
             await store.append(Trajectory(f"run-{number}", SCOPE), [1])
-        await store.flush()
+        await store.append(RUN, np.arange(20_000))
         await eventually(lambda: done(store))
 
     async def done(store: RedisStore) -> bool:
-        return not store.outbox.writes
+        return not len(store.outbox)
 
     run(redis_server.url, body)
     with Redis.from_url(redis_server.url) as client:
         chunks = client.lrange(Keys.of(RUN).tokens, 0, -1)
         assert len(chunks) == 5
         assert max(len(chunk) for chunk in chunks) < 17_000
-        assert client.zcard(recent_key(SCOPE)) == MAX_RECENT
+        assert client.zcard(ScopeKeys.of(SCOPE).recent) == 30
+        assert len(client.keys("as:*:tok")) == 30
 
 
 def test_no_redis_at_start_is_a_miss_and_a_later_start_is_picked_up(redis_server: Server) -> None:
@@ -161,6 +168,7 @@ def test_rds_01_a_paused_redis_costs_one_deadline_at_a_time_and_then_nothing(red
 
 
 def test_rds_01_a_request_goes_on_without_drafts_from_a_paused_redis(redis_server: Server) -> None:
+    compile_kernels()
     redis_server.pause()
 
     async def body(store: RedisStore) -> None:
@@ -213,8 +221,11 @@ def test_a_key_of_another_type_is_a_miss_and_counted(redis_server: Server) -> No
         async def written() -> bool:
             return (await store.load(Trajectory("other", SCOPE))).size == 1
 
+        async def dropped() -> bool:
+            return store.stats()["store_dropped_total"] == 1
+
         await eventually(written)
-        assert store.stats()["store_dropped_total"] == 1
+        await eventually(dropped)
 
     run(redis_server.url, body)
 
@@ -234,7 +245,7 @@ def test_rds_10_the_queue_is_bounded_and_drops_its_oldest(redis_server: Server) 
 
     async def body(store: RedisStore) -> None:
         for writer in range(64):
-            await store.append(Trajectory(f"run-{writer}", SCOPE), np.arange(20_000))
+            await store.append(Trajectory(f"run-{writer}", SCOPE), np.arange(10**8, 10**8 + 20_000))
         stats = store.stats()
         assert stats["store_queue_bytes"] <= 400_000
         assert stats["store_dropped_total"] == 60
@@ -251,6 +262,7 @@ def test_rds_10_the_queue_is_bounded_and_drops_its_oldest(redis_server: Server) 
 
 
 def test_sfx_04_a_second_process_takes_over(redis_server: Server) -> None:
+    compile_kernels()
     text = list(range(1000, 1100))
 
     async def body(store: RedisStore) -> None:
@@ -280,16 +292,20 @@ def test_chunks_that_do_not_follow_each_other_are_kept_apart() -> None:
     assert join([first, second, third]).tolist() == [10, 11, 12, 13]
     assert join([first, third]).tolist() == [10, 11, BOUNDARY, 13]
     assert join([first, second, second, third]).tolist() == [10, 11, 12, 13]
+    assert join([first, second, first, third]).tolist() == [10, 11, 12, 13]
     assert join([third]).tolist() == [13]
     assert join([]).tolist() == []
 
 
 def test_damaged_chunks_are_not_read() -> None:
-    data = pack(Chunk(1, 0, np.array([5, 6], np.int32)))
-    read = unpack(data)
+    data = pack(RUN, Chunk(1, 0, np.array([5, 6], np.int32)))
+    read = unpack(RUN, data)
     assert read is not None
     assert read.tokens.tolist() == [5, 6]
-    assert [unpack(damaged) for damaged in (b"", data[:-1], b"\x02" + data[1:], data[:-1] + b"\x01")] == [None] * 4
+    for at in range(len(data)):
+        assert unpack(RUN, data[:at]) is None
+        assert unpack(RUN, data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]) is None
+    assert unpack(RUN, b"") is None
 
 
 def test_rds_02_the_breaker_knows_outcomes_only() -> None:
@@ -313,10 +329,12 @@ def test_rds_02_the_breaker_knows_outcomes_only() -> None:
 def test_an_outbox_forgets_one_trajectory() -> None:
     outbox = Outbox(10_000)
     for name in ("a", "b", "a"):
-        outbox.put(Write(Trajectory(name, SCOPE), (b"x",), 1))
+        outbox.put(Write(Trajectory(name, SCOPE), Kind.APPEND, (b"x",), 1))
     outbox.forget(Trajectory("a", SCOPE, parent="any"))
-    assert [write.trajectory.id for write in outbox.writes] == ["b"]
-    assert outbox.bytes == 257
+    outbox.put(Write(Trajectory("a", SCOPE), Kind.DELETE))
+    outbox.forget(Trajectory("a", SCOPE, parent="any"))
+    assert [(write.trajectory.id, write.kind) for write in outbox] == [("b", Kind.APPEND), ("a", Kind.DELETE)]
+    assert outbox.bytes == 257 + 256
 
 
 def test_a_closed_store_answers_and_writes_nothing(redis_server: Server) -> None:
@@ -340,7 +358,7 @@ def test_closing_while_redis_is_paused_ends_with_more_in_flight_than_sockets_hol
         await asyncio.sleep(0.05)
         await store.close()
         assert all(answer.size == 0 for answer in await asyncio.gather(*reads))
-        assert store.writer is not None and store.writer.done()
+        assert [writer.done() for writer in store.writers.values()] == [True]
         redis_server.kill()
         await asyncio.sleep(0.1)
 
@@ -366,12 +384,12 @@ class Stubborn:
 
 @pytest.mark.parametrize("cancels", [0, 1])
 def test_a_client_that_does_not_close_is_given_up(cancels: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_store, "CLOSE_S", 0.05)
+    monkeypatch.setattr(redis_calls, "CLOSE_S", 0.05)
 
     async def inner() -> None:
         store = RedisStore(CacheConfig(redis_url="redis://127.0.0.1:1/0"))
-        await store.client.aclose()
-        store.client = Stubborn(cancels)  # type: ignore[assignment]
+        await store.calls.client.aclose()
+        store.calls.client = Stubborn(cancels)  # type: ignore[assignment]
         await store.close()
 
     asyncio.run(asyncio.wait_for(inner(), 20))

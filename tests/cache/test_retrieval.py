@@ -368,3 +368,134 @@ def test_a_branch_drafts_from_the_trajectory_and_from_itself_and_leaves_both_alo
 def test_a_branch_of_nothing_is_refused(prompt: list[int], sources: frozenset[str] | None) -> None:
     with pytest.raises(InvalidRequest):
         asyncio.run(Histories(CacheConfig()).branch(RUN, prompt, sources))
+
+
+def drafts_of(tree: DraftTree) -> tuple[int, ...]:
+    return tree.token[1:]
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_deleted_trajectory_drafts_nowhere_and_others_still_do(stored: bool) -> None:
+    other_text = tuple(range(3000, 3100))
+
+    async def run() -> None:
+        store = MemoryStore(1 << 20, 10_000) if stored else None
+        histories = Histories(CacheConfig(), store)
+        await turn(histories, RUN, [1, 2, 3], TEXT)
+        await turn(histories, Trajectory("other", SCOPE), [1, 2, 3], other_text)
+        third = Trajectory("third", SCOPE)
+        assert drafts_of(await first_draft(histories, third, TEXT[:10])) == TEXT[10:18]
+        await histories.delete(third)
+        assert await histories.delete(RUN) is True
+        await histories.flush()
+        for name in ("fourth", "run"):
+            assert drafts_of(await first_draft(histories, Trajectory(name, SCOPE), TEXT[:10])) == ()
+            await histories.delete(Trajectory(name, SCOPE))
+            await histories.flush()
+        assert drafts_of(await first_draft(histories, Trajectory("fifth", SCOPE), other_text[:10])) == other_text[10:18]
+        assert await histories.delete(RUN) is False
+        assert await histories.delete(Trajectory("unknown", SCOPE)) is False
+
+    asyncio.run(run())
+
+
+def test_what_a_scope_learned_from_an_evicted_trajectory_is_deleted_too() -> None:
+    async def run() -> None:
+        histories = Histories(CacheConfig())
+        await turn(histories, RUN, [1, 2, 3], TEXT)
+        histories.shelf.drop((SCOPE, "run"))
+        assert await histories.delete(RUN) is True
+        assert drafts_of(await first_draft(histories, Trajectory("other", SCOPE), TEXT[:10])) == ()
+
+    asyncio.run(run())
+
+
+def test_a_session_of_a_deleted_trajectory_goes_on_and_leaves_nothing() -> None:
+    async def run() -> None:
+        store = MemoryStore(1 << 20, 10_000)
+        histories = Histories(CacheConfig(), store)
+        session = await histories.open(RUN, [1, *TEXT[:10]])
+        session.observe(outcome(*TEXT[10:60], *TEXT[:10]))
+        assert await histories.delete(RUN) is True
+        assert drafts_of(session.propose(8)) == TEXT[10:18]
+        session.observe(outcome(*TEXT[10:20]))
+        session.close()
+        await histories.flush()
+        assert (await store.load(RUN)).size == 0
+        assert await histories.inspect(RUN) is None
+        assert drafts_of(await first_draft(histories, Trajectory("other", SCOPE), TEXT[:10])) == ()
+        assert histories.stats()["history_sessions"] == 0
+        assert histories.stats()["history_bytes"] == histories.shelf.bytes == sum(histories.shelf.sizes.values())
+
+    asyncio.run(run())
+
+
+def test_a_turn_that_is_being_shared_when_its_trajectory_is_deleted_stays_out() -> None:
+    long = list(range(10_000, 30_000))
+
+    async def run() -> None:
+        store = MemoryStore(1 << 24, 100_000)
+        histories = Histories(CacheConfig(), store)
+        session = await histories.open(RUN, long)
+        session.close()
+        await asyncio.sleep(0)
+        await histories.delete(RUN)
+        await histories.flush()
+        assert (await store.load(RUN)).size == 0
+        assert drafts_of(await first_draft(histories, Trajectory("other", SCOPE), long[19_000:19_010])) == ()
+
+    asyncio.run(run())
+
+
+def test_a_child_outlives_its_deleted_parent_and_drafts_from_it_no_more() -> None:
+    async def run() -> None:
+        histories = Histories(CacheConfig())
+        await turn(histories, RUN, [1, 2, 3], TEXT)
+        child = Trajectory("child", SCOPE, "run")
+        session = await histories.open(child, [9, 9, *TEXT[:10]], frozenset({"trajectory"}))
+        assert drafts_of(session.propose(8)) == TEXT[10:18]
+        await histories.delete(RUN)
+        assert drafts_of(session.propose(8)) == ()
+        session.close()
+        await histories.flush()
+        assert (await histories.inspect(child)) is not None
+
+    asyncio.run(run())
+
+
+def test_a_trajectory_is_described() -> None:
+    async def run() -> None:
+        histories = Histories(CacheConfig(), MemoryStore(1 << 20, 10_000))
+        assert await histories.inspect(RUN) is None
+        session = await histories.open(RUN, [*TEXT, 1, *TEXT[:10]])
+        tree = session.propose(8)
+        session.observe(Outcome((*tree.token[1:4], 5), tree, (1, 2, 3)))
+        session.close()
+        await histories.flush()
+        state = await histories.inspect(RUN)
+        assert state is not None
+        assert (state.tokens, state.turns, state.drafted, state.accepted) == (115, 1, len(tree) - 1, 3)
+        assert state.memory_bytes > 0 and state.stored_bytes > 4 * 115
+        assert state.last_used > 1.7e9
+        histories.shelf.drop((SCOPE, "run"))
+        stored = await histories.inspect(RUN)
+        assert stored is not None and (stored.tokens, stored.turns, stored.memory_bytes) == (115, 1, 0)
+
+    asyncio.run(run())
+
+
+def test_one_tenant_cannot_push_another_out_of_memory() -> None:
+    quiet = Scope("quiet", "model")
+
+    async def run() -> None:
+        histories = Histories(CacheConfig(memory_bytes=8 * 1024**2, scope_bytes=1024**2))
+        await turn(histories, Trajectory("kept", quiet), [1, 2, 3], TEXT)
+        source = random.Random(1)
+        for number in range(100):
+            prompt = [source.randrange(5000) for _ in range(400)]
+            await turn(histories, Trajectory(f"run-{number}", SCOPE), prompt, [1, 2])
+            assert histories.shelf.bytes_of[SCOPE] <= 1024**2
+        assert (quiet, "kept") in histories.shelf.trajectories
+        assert sum(histories.shelf.bytes_of.values()) == histories.shelf.bytes
+
+    asyncio.run(run())

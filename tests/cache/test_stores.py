@@ -1,15 +1,17 @@
-"""What every `HistoryStore` does, for both of them."""
+"""What every `HistoryStore` does, for each of them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from agentspec.cache.file_store import FileStore
 from agentspec.cache.redis_store import RedisStore
-from agentspec.cache.store import HistoryStore, MemoryStore, make_store
+from agentspec.cache.store import ENTRY_BYTES, HistoryStore, MemoryStore, Stored, make_store
 from agentspec.config import CacheConfig
 from agentspec.errors import ConfigError
 from agentspec.types import Scope, Trajectory
@@ -20,26 +22,23 @@ RUN = Trajectory("run", SCOPE)
 Body = Callable[[HistoryStore], Awaitable[None]]
 
 
-@pytest.fixture(params=["memory", "redis"])
-def check(request: pytest.FixtureRequest) -> Callable[[Body], None]:
+@pytest.fixture(params=["memory", "file", "redis"])
+def check(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Body], None]:
     """Runs a test's body on a fresh store."""
-    if request.param == "memory":
-        config = CacheConfig()
-    else:
-        config = CacheConfig(redis_url=request.getfixturevalue("redis_server").url, deadline_ms=2000)
-
-    @asynccontextmanager
-    async def opened() -> AsyncIterator[HistoryStore]:
-        store = make_store(config)
-        assert isinstance(store, MemoryStore if request.param == "memory" else RedisStore)
-        try:
-            yield store
-        finally:
-            await store.close()
+    make: dict[str, Callable[[], HistoryStore]] = {
+        "memory": lambda: MemoryStore(64 * 1024**2, CacheConfig().trajectory_tokens),
+        "file": lambda: FileStore(CacheConfig(history_file=str(tmp_path / "histories"))),
+        "redis": lambda: RedisStore(
+            CacheConfig(redis_url=request.getfixturevalue("redis_server").url, deadline_ms=2000)
+        ),
+    }
 
     async def run(body: Body) -> None:
-        async with opened() as store:
+        store = make[request.param]()
+        try:
             await body(store)
+        finally:
+            await store.close()
 
     return lambda body: asyncio.run(run(body))
 
@@ -149,16 +148,97 @@ def test_rds_04_what_is_no_token_is_counted_and_never_raises(check: Callable[[Bo
     check(body)
 
 
+@pytest.mark.parametrize("tokens", [[-2], [5, -7]])
+def test_rds_04_redis_takes_no_negative_tokens_but_boundaries(redis_server: Any, tokens: list[int]) -> None:
+    async def body() -> None:
+        store = RedisStore(CacheConfig(redis_url=redis_server.url, deadline_ms=2000))
+        await store.append(RUN, tokens)
+        await store.append(RUN, [4, -1, 5])
+        await store.flush()
+        assert (await store.load(RUN)).tolist() == [4, -1, 5]
+        assert store.stats()["store_refused_total"] == 1
+        await store.close()
+
+    asyncio.run(body())
+
+
+def test_what_is_stored_is_described(check: Callable[[Body], None]) -> None:
+    async def body(store: HistoryStore) -> None:
+        assert await store.describe(RUN) is None
+        before = time.time()
+        await store.append(RUN, range(70_000))
+        await store.append(RUN, [1])
+        await store.flush()
+        found = await store.describe(RUN)
+        assert isinstance(found, Stored)
+        assert (found.tokens, found.turns) == (70_001, 2)
+        assert 2 * 70_000 < found.bytes < 5 * 70_000
+        assert before - 2 < found.updated <= time.time() + 2
+
+    check(body)
+
+
+def test_deleting_tells_whether_there_was_something(check: Callable[[Body], None]) -> None:
+    async def body(store: HistoryStore) -> None:
+        await store.append(RUN, [1, 2])
+        await store.flush()
+        assert [await store.delete(RUN), await store.delete(RUN)] == [True, False]
+        assert await store.describe(RUN) is None
+        await store.append(RUN, [3])
+        await store.flush()
+        assert (await store.load(RUN)).tolist() == [3]
+
+    check(body)
+
+
 def test_memory_store_keeps_its_byte_bound() -> None:
+    size = 200 + ENTRY_BYTES
+
     async def run() -> None:
-        store = MemoryStore(1000, 100)
+        store = MemoryStore(5 * size, 100)
         for number in range(10):
             await store.append(Trajectory(f"run-{number}", SCOPE), range(50))
-            assert store.stats()["store_bytes"] <= 1000
+            assert store.stats()["store_bytes"] <= 5 * size
         assert store.stats()["store_evictions_total"] == 5
         assert await store.recent(SCOPE, 99) == [f"run-{number}" for number in (9, 8, 7, 6, 5)]
 
     asyncio.run(run())
+
+
+def test_one_scope_cannot_push_another_out_of_memory() -> None:
+    size = 200 + ENTRY_BYTES
+
+    async def run() -> None:
+        store = MemoryStore(5 * size, 100, scope_bytes=3 * size)
+        await store.append(Trajectory("quiet", Scope("small", "model")), range(50))
+        for number in range(10):
+            await store.append(Trajectory(f"run-{number}", SCOPE), range(50))
+        assert await store.recent(Scope("small", "model"), 9) == ["quiet"]
+        assert await store.recent(SCOPE, 9) == ["run-9", "run-8", "run-7"]
+        assert store.bytes == sum(store.bytes_of.values()) == 4 * size
+
+    asyncio.run(run())
+
+
+def test_memory_store_forgets_what_was_written_too_long_ago() -> None:
+    now = [1000.0]
+
+    async def run() -> None:
+        store = MemoryStore(1 << 20, 100, ttl_s=10, clock=lambda: now[0])
+        await store.append(RUN, [1])
+        now[0] = 1011.0
+        assert (await store.load(RUN)).size == 0
+        assert await store.recent(SCOPE, 9) == []
+        await store.append(Trajectory("other", SCOPE), [1])
+        assert store.stats()["store_trajectories"] == 1
+
+    asyncio.run(run())
+
+
+def test_a_file_and_a_redis_together_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="AGENTSPEC_CACHE_REDIS_URL and AGENTSPEC_CACHE_HISTORY_FILE"):
+        make_store(CacheConfig(redis_url="redis://localhost", history_file=str(tmp_path / "file")))
+    assert make_store(CacheConfig()) is None
 
 
 def test_a_wrong_url_is_named_without_its_password() -> None:

@@ -59,7 +59,7 @@ def turn(pool: KVPool, tokens: list[int], scope: Scope = SCOPE) -> int:
     known = holding.table.length
     assert read(holding.table) == tokens[:known]
     assert advance(pool, holding, tokens, len(tokens) - known)
-    pool.release(holding, tokens)
+    pool.release(holding, tokens, (scope, "run"))
     return known
 
 
@@ -93,11 +93,11 @@ def test_running_and_finished_turns_never_take_more_than_the_limit_and_read_what
             done = left == 0 or not advance(pool, holding, sequence, min(left, dice.choice([1, 30, 70])))
             assert read(holding.table) == sequence[: holding.table.length]
             if done or dice.random() < 0.1:
-                pool.release(holding, sequence)
+                pool.release(holding, sequence, (SCOPE, "run"))
                 running.remove((holding, sequence))
         assert pool.held <= pool.pages <= pool.limit
     for holding, sequence in running:
-        pool.release(holding, sequence)
+        pool.release(holding, sequence, (SCOPE, "run"))
     assert pool.held == 0
     assert pool.pages == len(pool._recent)
     assert all(node.page is not None and node.page.refs == 1 for node in pool._recent)

@@ -11,7 +11,7 @@ import httpx
 from agentspec.config import ServerConfig
 from agentspec.errors import ContextTooLong
 from agentspec.server.app import create_app
-from agentspec.types import Delta, FinishReason, GenerationRequest, Report, TokenLogprob
+from agentspec.types import Delta, FinishReason, GenerationRequest, Report, TokenLogprob, Trajectory, TrajectoryState
 
 REPORT = Report(
     prompt_tokens=0,
@@ -47,6 +47,8 @@ class ScriptedWorker:
     running: int = 0
     closed_early: int = 0
     ended: bool = False
+    known: dict[Trajectory, TrajectoryState] = field(default_factory=dict)
+    gauges: dict[str, float] = field(default_factory=dict)
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
@@ -123,11 +125,19 @@ class ScriptedWorker:
     def token_bytes(self, token: int) -> bytes:
         return self.script[token].encode() if token < len(self.script) else b"\xff"
 
+    async def inspect(self, trajectory: Trajectory) -> TrajectoryState | None:
+        return self.known.get(trajectory)
+
+    async def forget(self, trajectory: Trajectory) -> bool:
+        if self.failure is not None:
+            raise self.failure
+        return self.known.pop(trajectory, None) is not None
+
     async def close(self) -> None:
         self.ended = True
 
     def stats(self) -> Mapping[str, float]:
-        return {"steps_total": 7, "running": self.running}
+        return {"steps_total": 7, "running": self.running, **self.gauges}
 
 
 CHAT = "/v1/chat/completions"
