@@ -4,7 +4,7 @@ import contextlib
 import io
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,11 @@ import gguf
 import torch
 from safetensors.torch import save_file
 from tokenizers import pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from agentspec.engine.gguf_settings import restore
+from agentspec.engine.weights import listed
 from agentspec.errors import ModelError
 
 PROBE = "def f(x):\n    return {'a': [x, 1234]}  # naïve 中文 🙂\n\n\t<b>done</b>"
@@ -25,12 +27,39 @@ def convert_gguf(path: Path, folder: Path) -> None:
     with quiet():
         try:
             tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-            model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+            model = read_model(path)
+        except ModelError:
+            raise
         except Exception as error:  # whatever a broken or foreign file makes the libraries raise
             raise ModelError(f"{path}: cannot be read as a GGUF model: {error}") from error
         repair_pre_tokenizer(tokenizer, path)
         check_tokenizer(tokenizer, path)
         save_model(model, tokenizer, folder, path)
+
+
+def read_model(path: Path) -> Any:
+    """The model of a GGUF file: its weights unpacked to float32, its configuration completed."""
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        path.parent,
+        gguf_file=path.name,
+        dtype=torch.float32,
+        quantization_config=GgufConfig(dequantize=True),
+        output_loading_info=True,
+    )
+    model, report = loaded
+    check_tensors(model, report["missing_keys"], path)
+    restore(model.config, path)
+    return model
+
+
+def check_tensors(model: Any, missing: Collection[str], path: Path) -> None:
+    """Refuses a file that lacks weights, which would be random, or whose biases the reader passes over."""
+    if missing:
+        raise ModelError(f"{path}: the file lacks {listed(sorted(missing))}")
+    stored = sum(tensor.name.endswith(".bias") for tensor in gguf.GGUFReader(path).tensors)
+    read = sum(name.endswith(".bias") for name in model.state_dict())
+    if stored != read:
+        raise ModelError(f"{path}: the file has {stored} biases, of which {model.config.model_type} models know {read}")
 
 
 def save_model(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path, source: Path) -> None:

@@ -7,25 +7,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 
 from agentspec.config import Dtype
-from agentspec.engine.attention import NAME, Batch, Segment
+from agentspec.engine.attention import Batch, Segment
 from agentspec.engine.decoder import compiled_decoder, compiled_forward, head_dim, is_compilable
 from agentspec.engine.kv import KVShape, PageTable
 from agentspec.engine.linear import prepack
+from agentspec.engine.rotary import reach
+from agentspec.engine.weights import load_model
 from agentspec.errors import ModelError
 from agentspec.kernels.cpu.decoder import Decoder
 from agentspec.kernels.cpu.dots import can_quantise
 
 log = logging.getLogger(__name__)
-
-
-def quiet_transformers() -> None:
-    """Leave progress and log lines to AgentSpec."""
-    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def check_shape(config: Any) -> None:
@@ -58,7 +52,7 @@ class Target:
         check_shape(config)
         kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self.shape = KVShape(config.num_hidden_layers, kv_heads, head_dim(config))
-        self.window: int = config.max_position_embeddings
+        self.window = reach(config)
         self.vocabulary: int = config.vocab_size
         self.model = model.eval()
         self.decoder: Decoder | None = None
@@ -68,7 +62,7 @@ class Target:
             why = "this processor multiplies bytes no faster" if compiled else f"not of {config.model_type} models yet"
             log.warning("no 8-bit numbers: %s; computing in float32", why)
         if compiled:
-            self.decoder = compiled_decoder(self.model, torch.get_num_threads(), self.dtype == Dtype.INT8)
+            self.decoder = compiled_decoder(self.model, self.window, torch.get_num_threads(), self.dtype == Dtype.INT8)
         else:
             prepack(self.model)
             self._try_out()
@@ -97,14 +91,7 @@ class Target:
     @staticmethod
     def load(folder: Path, dtype: Dtype = Dtype.FLOAT32) -> "Target":
         """The model of a folder with `config.json` and safetensors."""
-        quiet_transformers()
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32, attn_implementation=NAME, local_files_only=True
-            )
-        except Exception as error:  # whatever a broken or foreign configuration makes its family's code raise
-            raise ModelError(f"cannot load a model from {folder}: {error}") from error
-        return Target(model, dtype=dtype)
+        return Target(load_model(folder), dtype=dtype)
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], keep: Sequence[int]) -> Tensor:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     LlamaConfig,
@@ -53,15 +55,25 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
     "rope_theta": 5000.0,
 }
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0 + i / 8 for i in range(12)],
+    "long_factor": [2.0 + i for i in range(12)],
+}
+WIDE = {"hidden_size": 128, "original_max_position_embeddings": 128, "rope_parameters": LONG}
 LOCAL = {"sliding_window": 19, "sliding_window_pattern": 2}
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama 3": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=LLAMA3)),
     "qwen 2.5": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
     "qwen 3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES)),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=19)),
+    "gemma 2": lambda: Gemma2ForCausalLM(Gemma2Config(**{**SIZES, "sliding_window": 19})),
     "gemma 3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**{**SIZES, **LOCAL})),
     "smollm 3": lambda: SmolLM3ForCausalLM(SmolLM3Config(**SIZES, no_rope_layers=[1, 0])),
     "phi 3": lambda: Phi3ForCausalLM(Phi3Config(**SIZES)),
+    "phi 4": lambda: Phi3ForCausalLM(Phi3Config(**{**SIZES, **WIDE})),
 }
 NODES = 64
 WAYS = {"greedy": SamplingParams(), "seeded": SamplingParams(temperature=0.9, top_p=0.95, seed=3)}

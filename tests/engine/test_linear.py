@@ -43,3 +43,12 @@ def test_prepacking_fuses_siblings_and_keeps_the_result(bias: bool) -> None:
     assert isinstance(module[0].o_proj, PackedLinear)
     torch.testing.assert_close(after, before, atol=1e-5, rtol=1e-5)
     assert not any(isinstance(m, nn.Linear) for m in module.modules())
+
+
+def test_a_bias_of_one_projection_only_is_kept() -> None:
+    torch.manual_seed(2)
+    first, second = torch.nn.Linear(8, 4), torch.nn.Linear(8, 6, bias=False)
+    x = torch.randn(3, 8)
+    fused = FirstOfFused([first, second])
+    torch.testing.assert_close(fused(x), first(x))
+    torch.testing.assert_close(fused.rest[0](x), second(x))

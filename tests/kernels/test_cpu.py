@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from agentspec.compiled import compiled
 from agentspec.kernels.cpu.attend import CHUNK, PAGE, attend_chunk, finish, join
-from agentspec.kernels.cpu.lanes import BYTES, LANES, LOWEST, exponentiate, gate, largest, square_sum
+from agentspec.kernels.cpu.lanes import BYTES, LANES
 from agentspec.kernels.cpu.product import aligned, pack, sweep
+from agentspec.kernels.cpu.vectors import LOWEST, bend, exponentiate, gate_gelu, gate_silu, largest, square_sum
 
 Floats = NDArray[np.float32]
 
@@ -82,19 +83,40 @@ def test_reductions() -> None:
 
 
 @compiled
-def gated(gates: Floats, ups: Floats, out: Floats) -> None:
-    gate(gates.ctypes.data, ups.ctypes.data, out.ctypes.data)
+def gated(gates: Floats, ups: Floats, silu: Floats, gelu: Floats) -> None:
+    gate_silu(gates.ctypes.data, ups.ctypes.data, silu.ctypes.data)
+    gate_gelu(gates.ctypes.data, ups.ctypes.data, gelu.ctypes.data)
 
 
-def test_the_gate_saturates_and_keeps_its_sign() -> None:
-    gates, ups, out = aligned((LANES,)), random(LANES), aligned((LANES,))
-    gates[:] = np.linspace(-200, 200, LANES)
-    gated(gates, ups, out)
+@pytest.mark.parametrize("reach", [200, 3, 0.01])
+def test_gates_saturate_and_keep_their_sign(reach: float) -> None:
+    gates, ups, silu, gelu = aligned((LANES,)), random(LANES), aligned((LANES,)), aligned((LANES,))
+    gates[:] = np.linspace(-reach, reach, LANES)
+    gated(gates, ups, silu, gelu)
     exact = gates.astype(np.float64)
-    np.testing.assert_allclose(out, exact / (1 + np.exp(-exact)) * ups, rtol=1e-6, atol=1e-30)
+    np.testing.assert_allclose(silu, exact / (1 + np.exp(-exact)) * ups, rtol=1e-6, atol=1e-30)
+    inner = np.sqrt(2 / np.pi) * (exact + 0.044715 * exact**3)
+    np.testing.assert_allclose(gelu, 0.5 * exact * (1 + np.tanh(inner)) * ups, rtol=1e-6, atol=1e-14)
 
 
-def slow(q: Floats, keys: Floats, values: Floats, parents: list[int], length: int, window: int) -> Floats:
+@compiled
+def bent(values: Floats, vectors: int, cap: np.float32) -> None:
+    bend(values.ctypes.data, vectors, cap)
+
+
+@pytest.mark.parametrize("cap", [0.5, 30.0, 50.0])
+def test_a_soft_cap_is_right_to_the_last_bits(cap: float) -> None:
+    values = aligned((64 * LANES,))
+    values[:] = np.concatenate([np.linspace(-400, 400, 32 * LANES), np.linspace(-1, 1, 32 * LANES)])
+    exact = cap * np.tanh(values.astype(np.float64) / cap)
+    bent(values, 64, np.float32(cap))
+    np.testing.assert_allclose(values, exact, rtol=5e-7)
+    assert np.abs(values).max() <= np.float32(cap)
+
+
+def slow(
+    q: Floats, keys: Floats, values: Floats, parents: list[int], length: int, window: int, cap: float = 0.0
+) -> Floats:
     """Row by row: softmax over the cached positions, the ancestors and the row itself."""
     out = np.zeros_like(q)
     for node in range(len(parents)):
@@ -105,13 +127,22 @@ def slow(q: Floats, keys: Floats, values: Floats, parents: list[int], length: in
         seen = [*range(length), *reversed(line)]
         seen = seen[-window:] if window else seen
         scores = q[node].astype(np.float64) @ keys[seen].astype(np.float64).T
+        if cap:
+            scores = cap * np.tanh(scores / cap)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         out[node] = weights / weights.sum(-1, keepdims=True) @ values[seen]
     return out
 
 
 def attended(
-    q: Floats, memory: Floats, parents: list[int] | None, length: int, window: int, first: int, last: int
+    q: Floats,
+    memory: Floats,
+    parents: list[int] | None,
+    length: int,
+    window: int,
+    first: int,
+    last: int,
+    cap: float = 0.0,
 ) -> Floats:
     """Rows `first` to `last` of q (rows, groups, dim), chunk by chunk; pages lie in `memory` last one first."""
     rows, groups, dim = q.shape
@@ -138,6 +169,7 @@ def attended(
             rows,
             0 if links is None else links.ctypes.data,
             window,
+            np.float32(cap),
             scores.ctypes.data,
             scores.strides[0],
             path.ctypes.data,
@@ -173,6 +205,19 @@ def test_attention_equals_its_slow_twin(parents: list[int], groups: int, dim: in
     np.testing.assert_allclose(out, slow(q, k, v, parents, length, window), atol=2e-5)
     for node in range(rows):
         assert np.array_equal(attended(q, memory, parents, length, window, node, node + 1)[0], out[node])
+
+
+@pytest.mark.parametrize("window", [0, 700])
+@pytest.mark.parametrize("length", [0, LANES - 1, CHUNK - 3])
+@pytest.mark.parametrize("parents", TREES, ids=str)
+def test_capped_scores_equal_the_slow_twins(parents: list[int], length: int, window: int) -> None:
+    rows = len(parents)
+    q, memory, k, v = sequence(rows, 2, LANES, length)
+    out = attended(q, memory, parents, length, window, 0, rows, 0.7)
+    np.testing.assert_allclose(out, slow(q, k, v, parents, length, window, 0.7), atol=2e-5)
+    assert np.abs(out - slow(q, k, v, parents, length, window)).max() > 1e-3 or length + rows == 1
+    for node in range(rows):
+        assert np.array_equal(attended(q, memory, parents, length, window, node, node + 1, 0.7)[0], out[node])
 
 
 @pytest.mark.parametrize("window", [0, 5, 700])

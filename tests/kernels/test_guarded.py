@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import agentspec.kernels.cpu.decoder as decoder_module
 from agentspec.config import Dtype
@@ -22,7 +22,9 @@ HEADS: dict[str, dict[str, Any]] = {
     "shared keys": {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64},
     "keys of their own": {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32},
     "one key for many": {"num_attention_heads": 30, "num_key_value_heads": 1, "head_dim": 32},
+    "caps and windows": {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 32, "sliding_window": 100},
 }
+FAMILIES: dict[str, tuple[Any, Any]] = {"caps and windows": (Gemma2Config, Gemma2ForCausalLM)}
 
 
 class Guarded:
@@ -70,17 +72,19 @@ def tree(dice: random.Random, size: int) -> tuple[tuple[int, ...], tuple[int, ..
 def test_guards_stay_as_they_are(monkeypatch: pytest.MonkeyPatch, name: str, threads: int, dtype: Dtype) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    make: Any = LlamaConfig
-    config = make(
+    config, model = FAMILIES.get(name, (LlamaConfig, LlamaForCausalLM))
+    make: Any = config
+    sizes = make(
         hidden_size=90,
         intermediate_size=70,
         num_hidden_layers=2,
         vocab_size=101,
         max_position_embeddings=4096,
+        pad_token_id=0,
         attn_implementation=NAME,
         **HEADS[name],
     )
-    target = Target(LlamaForCausalLM(config), dtype=dtype)
+    target = Target(model(sizes), dtype=dtype)
     torch.set_num_threads(before)
     assert target.decoder is not None
     guarded = Guarded()

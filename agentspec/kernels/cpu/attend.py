@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentspec.compiled import compiled
-from agentspec.kernels.cpu.lanes import BYTES, LANES, MOST_ROWS, accumulate, exponentiate, largest, power
+from agentspec.kernels.cpu.lanes import BYTES, LANES, MOST_ROWS, accumulate
 from agentspec.kernels.cpu.memory import floats, integers
 from agentspec.kernels.cpu.product import sweep
+from agentspec.kernels.cpu.vectors import bend, exponentiate, largest, power
 
 PAGE = 64
 """Positions of a page; a multiple of `LANES`."""
@@ -51,20 +52,23 @@ def up(size: int) -> int:
 
 
 @compiled
-def weigh(scores: int, first: int, begin: int, shown: int, end: int) -> tuple[np.float32, np.float32]:
+def weigh(scores: int, first: int, begin: int, shown: int, end: int, cap: np.float32) -> tuple[np.float32, np.float32]:
     """Turns scores into weights relative to the largest, in place; returns the largest and the sum of the weights.
 
     Of the scores from `first`, a multiple of `LANES`, to `end` those from `begin` to `shown` count; others get 0.
+    `cap` is their soft cap, 0 for none.
     """
     values = floats(scores, max(0, up(shown), end))
     if shown <= begin:
         values[first:end] = ZERO
         return MINUS_INFINITY, ZERO
     start = begin // LANES * LANES
+    vectors = (up(shown) - start) // LANES
+    if cap > ZERO:
+        bend(scores + start * 4, vectors, cap)
     values[first:start] = ZERO
     values[start:begin] = MINUS_INFINITY
     values[shown : up(shown)] = MINUS_INFINITY
-    vectors = (up(shown) - start) // LANES
     top = largest(scores + start * 4, vectors)
     total = exponentiate(scores + start * 4, vectors, top)
     values[up(shown) : end] = ZERO
@@ -132,6 +136,7 @@ def attend_chunk(
     rows: int,
     parents: int,
     window: int,
+    cap: np.float32,
     scores: int,
     score_stride: int,
     path: int,
@@ -146,6 +151,7 @@ def attend_chunk(
     For every row and head, in this order: the largest score, the sum of the weights relative to it, and the weighted
     sum of the values, each with its stride. `length` positions are cached. `parents` is 0 for a chain. `page_list` is
     where the addresses of the sequence's pages are, `keys` and `values` where in a page those of this head are.
+    `window` is how many positions a row sees, itself included, `cap` the soft cap of scores; 0 for none.
     """
     pages = integers(page_list, (length + rows + PAGE - 1) // PAGE)
     count = (last - first) * groups
@@ -175,7 +181,8 @@ def attend_chunk(
                 moved = floats(scores + at * score_stride, CHUNK + rows + LANES)
                 for position in range(max(start, length), shown):
                     moved[position - begin] = moved[CHUNK + length % LANES + nodes[position - length]]
-            weighed = weigh(scores + at * score_stride, start - begin, hidden - begin, shown - begin, stop - begin)
+            place = scores + at * score_stride
+            weighed = weigh(place, start - begin, hidden - begin, shown - begin, stop - begin, cap)
             floats(tops + at * stat_stride, 1)[0] = weighed[0]
             floats(totals + at * stat_stride, 1)[0] = weighed[1]
     for column in range(0, dim, LANES):

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from agentspec.kernels.cpu.attend import CHUNK, PAGE, TOGETHER
 from agentspec.kernels.cpu.lanes import BYTES, LANES
-from agentspec.kernels.cpu.passes import CALL, LAYER, MODEL, PAGES, PARENTS, SEGMENT_FIELDS, lead, serve
+from agentspec.kernels.cpu.passes import lead, serve
 from agentspec.kernels.cpu.product import aligned, pack
 from agentspec.kernels.cpu.quantised import pack_quantised, row_bytes
+from agentspec.kernels.cpu.records import CALL, LAYER, MODEL, PAGES, PARENTS, SEGMENT_FIELDS
 from agentspec.kernels.cpu.team import SYNC_WORDS
 
 Floats = NDArray[np.float32]
@@ -43,6 +44,8 @@ class LayerWeights:
 
     output: Floats
     mlp_norm: Floats
+    """Before the MLP."""
+
     gate: Floats
     up: Floats
     down: Floats
@@ -53,11 +56,18 @@ class LayerWeights:
     down_bias: Floats | None = None
     query_norm: Floats | None = None
     key_norm: Floats | None = None
+    output_norm: Floats | None = None
+    """Of what attention adds to the rows."""
+
+    down_norm: Floats | None = None
+    """Of what the MLP adds to the rows."""
+
     window: int = 0
     """Positions that a row sees, itself included; 0 for all."""
 
-    rotary: bool = True
-    """Whether positions turn queries and keys."""
+    rotary: tuple[Floats, Floats] | None = None
+    """Cosines and sines by which positions turn queries and keys, (positions, `Shape.rotary` / 2) each; None where they
+    do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +78,27 @@ class Shape:
     heads: int
     kv_heads: int
     dim: int
+    rotary: int
+    """How many of a head's first numbers positions turn."""
+
     inner: int
     vocabulary: int
+    positions: int
+    """How many there are."""
+
     epsilon: float
     scaling: float
     """What queries are multiplied with."""
+
+    embedding_scale: float = 1.0
+    """What embeddings are multiplied with."""
+
+    gelu: bool = False
+    """Whether the MLP's gate is a gelu, approximated by a tanh, in place of a silu."""
+
+    score_cap: float = 0.0
+    logit_cap: float = 0.0
+    """Soft caps of attention's scores and of logits: a value becomes cap * tanh(value / cap); 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +124,12 @@ class Decoder:
         embedding: Floats,
         head: Floats | None,
         norm: Floats,
-        rotary: tuple[Floats, Floats],
         threads: int,
         *,
         quantised: bool = False,
     ) -> None:
-        """`rotary` are cosines and sines, (positions, dim / 2); `head` is None where it is the embedding's own.
-
-        `quantised` rounds the matrices to 8 bits.
-        """
+        """`head` is None where it is the embedding's own; `quantised` rounds the matrices to 8 bits."""
         self.shape = shape
-        self.window = len(rotary[0])
         self.threads = threads
         self.quantised = quantised
         self._pack = pack_quantised if quantised else pack
@@ -129,20 +150,23 @@ class Decoder:
             shape.heads,
             shape.kv_heads,
             shape.dim,
+            shape.rotary,
             shape.inner,
             shape.vocabulary,
             0,
             rows,
             1 if apart else LANES,
             int(quantised),
+            int(shape.gelu),
             self._keep(norm),
             packed,
-            self._keep(rotary[0]),
-            self._keep(rotary[1]),
             1 / shape.hidden,
             shape.epsilon,
             1 / shape.dim,
             shape.scaling,
+            shape.embedding_scale,
+            shape.score_cap,
+            shape.logit_cap,
         )
 
     def add_layer(self, weights: LayerWeights) -> None:
@@ -150,6 +174,7 @@ class Decoder:
         bias = None
         if weights.gate_bias is not None and weights.up_bias is not None:
             bias = in_turns(padded(weights.gate_bias), padded(weights.up_bias))
+        cosine, sine = weights.rotary or (None, None)
         self._layers.append(
             (
                 self._keep(weights.norm),
@@ -159,13 +184,16 @@ class Decoder:
                 self._keep(weights.key_norm),
                 self._keep(self._pack(weights.output)),
                 self._keep(weights.output_bias),
+                self._keep(weights.output_norm),
                 self._keep(weights.mlp_norm),
                 self._keep(in_turns(self._pack(weights.gate), self._pack(weights.up))),
                 self._keep(bias),
                 self._keep(self._pack(weights.down)),
                 self._keep(weights.down_bias),
+                self._keep(weights.down_norm),
                 weights.window,
-                int(weights.rotary),
+                self._keep(cosine),
+                self._keep(sine),
             )
         )
 
@@ -247,8 +275,8 @@ class Decoder:
             raise IndexError("a pass needs rows")
         if min(tokens) < 0 or max(tokens) >= self.shape.vocabulary:
             raise IndexError(f"tokens are below {self.shape.vocabulary}, got {min(tokens)} to {max(tokens)}")
-        if len(positions) != len(tokens) or min(positions) < 0 or max(positions) >= self.window:
-            raise IndexError(f"every token has a position below {self.window}, got up to {max(positions)}")
+        if len(positions) != len(tokens) or min(positions) < 0 or max(positions) >= self.shape.positions:
+            raise IndexError(f"every token has a position below {self.shape.positions}, got up to {max(positions)}")
         if len(keep) > len(tokens) or any(not 0 <= row < len(tokens) for row in keep):
             raise IndexError(f"kept rows are among the {len(tokens)} of the pass")
         for segment in segments:
@@ -279,6 +307,7 @@ class Decoder:
             "attended": head_bytes,
             "inner": rows * whole(shape.inner) * 4,
             "normed": self.threads * rows * self._width * 4,
+            "products": rows * self._width * 4,
             "quantised": self.threads * quantised_bytes,
             "tiles": self.threads * 2 * rows * BYTES,
             "scores": self.threads * together * score_stride,
