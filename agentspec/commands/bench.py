@@ -14,7 +14,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser("bench", help="measure this machine", description=ABOUT)
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
     cost = kinds.add_parser("cost", help="seconds of a verification pass by its number of tokens")
-    add_settings(cost, "model.name", "model.home", "model.dtype", "model.threads")
+    add_settings(cost, "model.name", "model.home", "model.dtype", "engine.device", "model.threads")
     cost.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     cost.set_defaults(run=run_cost)
 

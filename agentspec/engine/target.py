@@ -3,9 +3,10 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from llvmlite import binding
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
@@ -13,8 +14,9 @@ from transformers.utils import logging as transformers_logging
 from agentspec.config import Dtype
 from agentspec.engine.attention import NAME, Batch, Segment
 from agentspec.engine.decoder import compiled_decoder, compiled_forward, head_dim, is_compilable
-from agentspec.engine.kv import KVShape, PageTable
+from agentspec.engine.kv import KVShape, PageSource, PageTable
 from agentspec.engine.linear import prepack
+from agentspec.engine.verify import Draw, Verified
 from agentspec.errors import ModelError
 from agentspec.kernels.cpu.decoder import Decoder
 from agentspec.kernels.cpu.dots import can_quantise
@@ -41,6 +43,65 @@ def check_shape(config: Any) -> None:
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds:
         raise ModelError(f"layers of {', '.join(sorted(kinds))} are not supported")
+
+
+class AnyTarget(Protocol):
+    """A target model, wherever it computes."""
+
+    model: nn.Module
+    dtype: Dtype
+    window: int
+    """Positions of the longest sequence."""
+
+    vocabulary: int
+
+    @property
+    def shape(self) -> PageSource: ...
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the cost of a pass depends on beside the model: the device and the way of computing."""
+        ...
+
+    def forward(self, segments: Sequence[Segment], keep: Sequence[int]) -> Tensor:
+        """Logits (len(keep), vocabulary) of the kept rows, numbered over all segments in order.
+
+        The rows' keys and values lie behind each sequence's committed part until `PageTable.commit`.
+        """
+        ...
+
+    def verify(self, segments: Sequence[Segment], keep: Sequence[int], draws: Sequence[Draw | None]) -> Verified:
+        """`forward`, and the walks of those segments that have a draw, if the target makes any by itself. All rows of
+        such a segment's tree, or only the last of its chunk, must be kept."""
+        ...
+
+
+def load_model(folder: Path, dtype: torch.dtype) -> Any:
+    """The model of a folder with `config.json` and safetensors, ready for our attention; raises `ModelError`."""
+    quiet_transformers()
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation=NAME, local_files_only=True
+        )
+    except Exception as error:  # whatever a broken or foreign configuration makes its family's code raise
+        raise ModelError(f"cannot load a model from {folder}: {error}") from error
+
+
+@torch.inference_mode()
+def try_out(target: AnyTarget) -> None:
+    """One token through the model's own `forward`: raises `ModelError` unless every layer's attention is ours."""
+    table = PageTable(target.shape)
+    table.reserve(1)
+    table.pages[0].k.fill_(float("nan"))
+    kind = target.model.config.model_type  # type: ignore[union-attr]
+    try:
+        target.forward([Segment(table, (0,), (0,), None)], [0])
+    except ModelError as error:
+        raise ModelError(f"{kind} models: {error.message}") from error
+    except (RuntimeError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        raise ModelError(f"{kind} models cannot be computed here: {error}") from error
+    if any(bool(table.keys_and_values(layer, 1)[0].isnan().any()) for layer in range(target.shape.layers)):
+        raise ModelError(f"{kind} models do not let their attention be replaced")
 
 
 class Target:
@@ -71,42 +132,26 @@ class Target:
             self.decoder = compiled_decoder(self.model, torch.get_num_threads(), self.dtype == Dtype.INT8)
         else:
             prepack(self.model)
-            self._try_out()
-
-    @torch.inference_mode()
-    def _try_out(self) -> None:
-        """One token through the model's own `forward`: raises `ModelError` unless every layer's attention is ours."""
-        table = PageTable(self.shape)
-        table.reserve(1)
-        table.pages[0].k.fill_(float("nan"))
-        kind = self.model.config.model_type  # type: ignore[union-attr]
-        try:
-            self.forward([Segment(table, (0,), (0,), None)], [0])
-        except ModelError as error:
-            raise ModelError(f"{kind} models: {error.message}") from error
-        except (RuntimeError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
-            raise ModelError(f"{kind} models cannot be computed here: {error}") from error
-        if bool(table.pages[0].k[:, :, 0, :, 0].isnan().any()):
-            raise ModelError(f"{kind} models do not let their attention be replaced")
+            try_out(self)
 
     @staticmethod
     def load(folder: Path, dtype: Dtype = Dtype.FLOAT32) -> "Target":
         """The model of a folder with `config.json` and safetensors."""
-        quiet_transformers()
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32, attn_implementation=NAME, local_files_only=True
-            )
-        except Exception as error:  # whatever a broken or foreign configuration makes its family's code raise
-            raise ModelError(f"cannot load a model from {folder}: {error}") from error
-        return Target(model, dtype=dtype)
+        return Target(load_model(folder, torch.float32), dtype=dtype)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """As `AnyTarget.facts`."""
+        return {
+            "processor": binding.get_host_cpu_name(),
+            "threads": torch.get_num_threads(),
+            "dtype": str(self.dtype),
+            "compiled": self.decoder is not None,
+        }
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], keep: Sequence[int]) -> Tensor:
-        """Logits (len(keep), vocabulary) of the kept rows, numbered over all segments in order.
-
-        The rows' keys and values lie behind each sequence's committed part until `PageTable.commit`.
-        """
+        """As `AnyTarget.forward`."""
         for segment in segments:
             segment.table.reserve(segment.table.length + len(segment.tokens))
         if self.decoder is not None:
@@ -122,3 +167,7 @@ class Target:
         )
         logits: Tensor = output.logits[0]
         return logits
+
+    def verify(self, segments: Sequence[Segment], keep: Sequence[int], draws: Sequence[Draw | None]) -> Verified:
+        """As `AnyTarget.verify`; every walk is left to the host, which has the logits at hand."""
+        return Verified(self.forward(segments, keep), (None,) * len(segments))
