@@ -94,8 +94,8 @@ class EngineConfig:
     """Prompt tokens computed in one step, of all prompts together, so that a long one does not stall the others."""
 
     kv_bytes: int = bounded(3 * 1024**3, least=1)
-    """KV memory of running and of finished turns together; what only finished ones hold leaves first, least recently
-    used first."""
+    """KV memory of running and of finished turns together, on the device; what only finished ones hold leaves first,
+    least recently used first."""
 
     prefix_sharing: PrefixSharing = PrefixSharing.SCOPE
     """Whose computed prefixes a request may start from: `scope`, those of its tenant, or `all`."""

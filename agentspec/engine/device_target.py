@@ -109,13 +109,20 @@ class DeviceTarget:
 
     @staticmethod
     def load(folder: Path, device: torch.device, kv_bytes: int, dtype: Dtype, home: Path) -> "DeviceTarget":
-        """The model of a folder with `config.json` and safetensors; block sizes are kept in AgentSpec's `home`."""
+        """The model of a folder with `config.json` and safetensors; block sizes are kept in AgentSpec's `home`.
+
+        Raises `ModelError` as the constructor does and where the model does not fit into memory, `ConfigError` where
+        keys and values do not.
+        """
         model = load_model(folder, TORCH_DTYPES[dtype])
         blocks = None
         if device.type == "cuda":
             with torch.cuda.device(device):
                 blocks = BlockTable.of_this_gpu(home)
-        return DeviceTarget(model, device, kv_bytes, blocks=blocks)
+        try:
+            return DeviceTarget(model, device, kv_bytes, blocks=blocks)
+        except torch.OutOfMemoryError:
+            raise ModelError(f"the model in {folder} does not fit into the memory of {device}") from None
 
     @property
     def facts(self) -> dict[str, Any]:
