@@ -44,6 +44,7 @@ def chunk(table: PageTable, tokens: int) -> Segment:
     return Segment(table, tuple(range(tokens)), tuple(range(tokens)), None)
 
 
+@pytest.mark.slow
 def test_kernels_and_twins_give_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: dict[str, Any] = {**TINY, "num_hidden_layers": 2}
     kernels = steps(make_target(sizes, "cpu", torch.float32))
