@@ -4,6 +4,7 @@ Every field can be set as `AGENTSPEC_<PART>_<FIELD>`, for instance `AGENTSPEC_SE
 """
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
@@ -28,10 +29,17 @@ def bounded(default: Any, least: int = 0, most: int = LARGEST) -> Any:
     return field(default=default, metadata={"least": least, "most": most})
 
 
+def worded(default: str, *words: str) -> Any:
+    """A text that must be one of some words; N in them stands for a whole number."""
+    return field(default=default, metadata={"words": words})
+
+
 class Dtype(StrEnum):
     """What a target computes with."""
 
     FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
     INT8 = "int8"
     """Weights, and what they are multiplied with, rounded to 8 bits in groups: a model of its own, about the same."""
 
@@ -57,8 +65,9 @@ class ModelConfig:
     """Folder of downloaded and converted models."""
 
     dtype: Dtype = Dtype.FLOAT32
-    """What the target computes with: `float32`, or `int8`, which takes a quarter of the memory and about half the
-    time, and is said in the log where the model or the processor does not allow it."""
+    """What the target computes with: `float32`; on a GPU also `float16` or `bfloat16`; on a CPU also `int8`, which
+    takes a quarter of the memory and about half the time, and is said in the log where the model or the processor does
+    not allow it."""
 
     threads: int = bounded(0, most=1024)
     """CPU threads of the target; 0 takes one for each core that this process may use."""
@@ -71,6 +80,10 @@ class ModelConfig:
 class EngineConfig:
     """Batching, memory and drafting of the worker."""
 
+    device: str = worded("cpu", "auto", "cpu", "cuda", "cuda:N")
+    """Where the target computes: `cpu`; `cuda`, or `cuda:1` for another GPU than the first, which needs the extra `gpu`
+    and has not been run on one yet; or `auto`, a GPU where one can be used, else the CPU."""
+
     max_running: int = bounded(8, least=1)
     """Sequences decoded in one batch."""
 
@@ -81,8 +94,8 @@ class EngineConfig:
     """Prompt tokens computed in one step, of all prompts together, so that a long one does not stall the others."""
 
     kv_bytes: int = bounded(3 * 1024**3, least=1)
-    """KV memory of running and of finished turns together; what only finished ones hold leaves first, least recently
-    used first."""
+    """KV memory of running and of finished turns together, on the device; what only finished ones hold leaves first,
+    least recently used first."""
 
     prefix_sharing: PrefixSharing = PrefixSharing.SCOPE
     """Whose computed prefixes a request may start from: `scope`, those of its tenant, or `all`."""
@@ -165,7 +178,7 @@ class Config:
     server: ServerConfig = field(default_factory=ServerConfig)
 
 
-def parse(name: str, kind: type, text: str, bounds: Mapping[str, int] = MappingProxyType({})) -> Any:
+def parse(name: str, kind: type, text: str, bounds: Mapping[str, Any] = MappingProxyType({})) -> Any:
     """The value of a setting from its text; raises `ConfigError` that names the setting and the text."""
     words = {int: "a whole number", float: "a number"}
     if kind in words:
@@ -177,6 +190,9 @@ def parse(name: str, kind: type, text: str, bounds: Mapping[str, int] = MappingP
         return value
     if issubclass(kind, StrEnum) and text not in list(kind):
         raise ConfigError(f"{name} must be {' or '.join(kind)}, got {text!r:.60}")
+    words = bounds.get("words", ())
+    if words and not any(re.fullmatch(word.replace("N", "[0-9]+"), text) for word in words):
+        raise ConfigError(f"{name} must be {' or '.join(words)}, got {text!r:.60}")
     return kind(text)
 
 

@@ -1,4 +1,5 @@
-"""Checks the kernels of the GPU worker against their twins, compares decoding with and without drafts, and measures.
+"""Checks the kernels of the GPU worker against their twins, compares decoding with and without drafts, by the kernels
+alone and by the worker's own engine, and measures.
 
     python -m bench.gpu_check [--output gpu_check.json] [--no-graphs]
     python -m bench.gpu_check --interpret     only the checks, at small sizes, in Triton's interpreter on the CPU
@@ -159,6 +160,15 @@ def check_decoding(device: str, small: bool) -> list[Check]:
     return checks
 
 
+def check_engine(device: str, small: bool, graphs: bool) -> list[Check]:
+    """The worker's step loop: the same tokens whatever is drafted and whatever runs beside."""
+    from bench.gpu_engine import engine_checks  # it imports Triton, which reads its environment then
+
+    return [
+        verdict(way, drafts, wrong, 0) | figures for way, drafts, wrong, figures in engine_checks(device, small, graphs)
+    ]
+
+
 def versions() -> dict[str, str]:
     """Of what the figures depend on."""
     import triton
@@ -186,15 +196,18 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
     checks = timed("kernels", lambda: check_kernels(device, options.interpret))
     checks += timed("decoding", lambda: check_decoding(device, options.interpret))
+    checks += timed("engine", lambda: check_engine(device, options.interpret, not options.no_graphs))
     for check in checks:
         print(f"{'ok  ' if check['ok'] else 'FAIL'} {check['kernel']:24} {check['case']:32} {check['max_error']:.3g}")
     document |= {"ok": all(check["ok"] for check in checks), "checks": checks, "seconds": seconds}
     if not options.interpret:
+        from bench.gpu_engine import engine_timings
         from bench.gpu_timings import timings
 
         table = BlockTable.of_this_gpu(load().model.home)
         document["device"] = torch.cuda.get_device_name()
         document["timings"] = timed("timings", lambda: timings(table, not options.no_graphs))
+        document["engine"] = timed("engine timings", lambda: engine_timings(table, not options.no_graphs))
     return document
 
 

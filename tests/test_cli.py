@@ -178,9 +178,15 @@ def test_wrong_setting_is_one_line_and_exit_code_2(
 def test_a_dtype_that_there_is_not_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AGENTSPEC_MODEL_DTYPE", "bfloat16")
+    monkeypatch.setenv("AGENTSPEC_MODEL_DTYPE", "float64")
     assert cli.main(["serve"]) == 2
-    assert capsys.readouterr().err == "agentspec: AGENTSPEC_MODEL_DTYPE must be float32 or int8, got 'bfloat16'\n"
+    known = "float32 or float16 or bfloat16 or int8"
+    assert capsys.readouterr().err == f"agentspec: AGENTSPEC_MODEL_DTYPE must be {known}, got 'float64'\n"
+
+
+def test_a_device_that_there_is_not_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--device", "tpu"]) == 2
+    assert capsys.readouterr().err == "agentspec: --device must be auto or cpu or cuda or cuda:N, got 'tpu'\n"
 
 
 @pytest.mark.parametrize(

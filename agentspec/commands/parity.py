@@ -30,7 +30,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     """Adds the command."""
     parser = commands.add_parser("parity", help="check that speculation changes nothing", description=ABOUT)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=f"trace files (default {RECORDED}/*.jsonl)")
-    add_settings(parser, "model.name", "model.home", "model.dtype", "model.threads")
+    add_settings(parser, "model.name", "model.home", "model.dtype", "engine.device", "model.threads")
     parser.add_argument("--turns", type=positive, default=40, metavar="N", help="turns decoded greedily (default 40)")
     parser.add_argument(
         "--sampled-turns", type=natural, default=12, metavar="N", help="turns sampled with each seed (default 12)"

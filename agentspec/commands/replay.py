@@ -42,7 +42,15 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--model", dest="asked_model", metavar="NAME", help="model to serve, as in serve, or with --url to ask for"
     )
     server.add_argument("--api-key", metavar="KEY", help="key for --url (default none)")
-    add_settings(server, "model.home", "model.dtype", "model.threads", "engine.max_running", "engine.max_draft_tokens")
+    add_settings(
+        server,
+        "model.home",
+        "model.dtype",
+        "engine.device",
+        "model.threads",
+        "engine.max_running",
+        "engine.max_draft_tokens",
+    )
     add_selection(parser.add_argument_group("what is replayed"))
     add_generation(parser.add_argument_group("how it is generated"))
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")

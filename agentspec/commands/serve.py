@@ -11,7 +11,7 @@ from agentspec.commands.settings import add_settings, chosen_config
 log = logging.getLogger(__name__)
 
 SETTINGS = (
-    "model.name", "model.home", "model.dtype", "model.threads", "model.window",
+    "model.name", "model.home", "model.dtype", "engine.device", "model.threads", "model.window",
     "server.host", "server.port",
     "cache.redis_url", "cache.redis_password_file", "cache.redis_ca_file", "cache.history_file",
     "engine.max_running", "engine.max_queue", "engine.kv_bytes", "engine.max_draft_tokens",

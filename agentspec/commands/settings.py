@@ -23,8 +23,8 @@ class Setting:
     kind: type
     default: Any
     meaning: str
-    bounds: Mapping[str, int]
-    """Least and most of a number, where the field says so."""
+    bounds: Mapping[str, Any]
+    """Least and most of a number, words of a text, where the field says so."""
 
     @property
     def variable(self) -> str:
@@ -86,6 +86,8 @@ def placeholder(setting: Setting) -> str:
     """What stands for a setting's value in a usage line."""
     if issubclass(setting.kind, StrEnum):
         return "|".join(setting.kind)
+    if "words" in setting.bounds:
+        return "|".join(setting.bounds["words"])
     return {int: "N", float: "N", Path: "FOLDER"}.get(setting.kind, setting.field.upper())
 
 

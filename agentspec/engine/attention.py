@@ -6,7 +6,7 @@ and the model's own cache and mask machinery stay out of the way.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,10 @@ class Batch:
             self._hidden[window] = [hidden_from(segment, window) for segment in self.segments]
         return self._hidden[window]
 
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, manner: "Manner") -> Tensor:
+        """As `Attending.attend`."""
+        return attend_segments(q, k, v, self, layer, manner)
+
 
 @dataclass(frozen=True, slots=True)
 class Manner:
@@ -67,6 +71,17 @@ class Manner:
 
     softcap: float | None = None
     """Scores are bent to stay below this: softcap * tanh(score / softcap)."""
+
+
+class Attending(Protocol):
+    """The rows of a pass as a model's layers meet them."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, manner: Manner) -> Tensor:
+        """Keep the rows' keys and values, then attend for each row; (rows, heads, dim).
+
+        q: (heads, rows, dim), k, v: (kv heads, rows, dim): the rows of all sequences side by side.
+        """
+        ...
 
 
 def strangers(parent: Sequence[int]) -> Tensor:
@@ -137,7 +152,8 @@ def attend_segments(q: Tensor, k: Tensor, v: Tensor, batch: Batch, layer: int, m
 def tree_attention(
     module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **arguments: Any
 ) -> tuple[Tensor, None]:
-    """The function that transformers calls: q, k and v have a leading batch dimension of 1, as has the result.
+    """The function that transformers calls: q, k and v have a leading batch dimension of 1, as has the result; the
+    `Attending` comes as `segments`.
 
     Raises `ModelError` where the model asks for attention of another kind.
     """
@@ -146,8 +162,8 @@ def tree_attention(
         raise ModelError(f"attention with {', '.join(strange) or 'sight of later tokens'} is not supported")
     layer: int = module.layer_idx  # type: ignore[assignment]
     manner = Manner(arguments["scaling"], arguments.get("sliding_window"), arguments.get("softcap"))
-    out = attend_segments(q[0], k[0], v[0], arguments["segments"], layer, manner)
-    return out.unsqueeze(0), None
+    rows: Attending = arguments["segments"]
+    return rows.attend(q[0], k[0], v[0], layer, manner).unsqueeze(0), None
 
 
 def no_mask(*_: object, **__: object) -> None:

@@ -17,11 +17,12 @@ from transformers import AutoModelForCausalLM
 
 from agentspec.config import Config
 from agentspec.engine.cores import usable_cores
+from agentspec.engine.devices import load_target
 from agentspec.engine.loop import StepLoop
 from agentspec.engine.models import ensure
 from agentspec.engine.offline import complete
 from agentspec.engine.profile import filled_table, pass_seconds
-from agentspec.engine.target import Target
+from agentspec.engine.target import AnyTarget
 from agentspec.engine.wheels import Progress, silent
 from agentspec.policies.cost import FixedCost
 
@@ -57,7 +58,7 @@ class CostReport:
     """Median over rounds; both sides alternate inside each."""
 
 
-def step_costs(target: Target, contexts: Sequence[int], rounds: int) -> dict[int, list[list[float]]]:
+def step_costs(target: AnyTarget, contexts: Sequence[int], rounds: int) -> dict[int, list[list[float]]]:
     """Seconds by context: one list per round, one entry per node count, node counts in turns."""
     table = {}
     for context in contexts:
@@ -67,16 +68,18 @@ def step_costs(target: Target, contexts: Sequence[int], rounds: int) -> dict[int
     return table
 
 
-def decode_comparison(folder: Path, target: Target, config: Config, rounds: int) -> list[tuple[float, float]]:
+def decode_comparison(folder: Path, target: AnyTarget, config: Config, rounds: int) -> list[tuple[float, float]]:
     """(our seconds, transformers' seconds) per round for the same greedy decoding, prefill left out on both sides."""
-    plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-    plain.eval()
+    weights = next(target.model.parameters())
+    plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=weights.dtype, local_files_only=True)
+    plain.to(weights.device).eval()
     prompt = torch.randint(100, target.vocabulary, (1, PROMPT), generator=torch.Generator().manual_seed(0))
     loop = StepLoop(target, config.engine, FixedCost())
     pairs = []
     for _ in range(rounds):
         ours = complete(loop, prompt[0].tolist(), NEW + 1).decode_s
-        one, all_ = transformers_seconds(plain, prompt, 1), transformers_seconds(plain, prompt, NEW + 1)
+        ids = prompt.to(weights.device)
+        one, all_ = transformers_seconds(plain, ids, 1), transformers_seconds(plain, ids, NEW + 1)
         pairs.append((ours, all_ - one))
     return pairs
 
@@ -99,14 +102,14 @@ def measure(config: Config, rounds: int = 21, progress: Progress = silent) -> Co
     threads = config.model.threads or usable_cores()
     torch.set_num_threads(threads)
     folder = ensure(config.model.name, config.model.home, progress=progress)
-    target = Target.load(folder, config.model.dtype)
+    target = load_target(folder, config)
     contexts = [context for context in CONTEXTS if context + max(NODES) <= target.window]
     costs = step_costs(target, contexts, rounds)
     pairs = decode_comparison(folder, target, config, max(rounds // 2, 3))
     columns = range(len(NODES))
     return CostReport(
         model=Path(config.model.name).name,
-        device=f"{platform.machine()} CPU, {os.cpu_count()} cores, torch {torch.__version__}",
+        device=f"{computing_unit(target)}, torch {torch.__version__}",
         threads=threads,
         rounds=rounds,
         nodes=NODES,
@@ -116,6 +119,14 @@ def measure(config: Config, rounds: int = 21, progress: Progress = silent) -> Co
         transformers_tokens_per_s=round(NEW / median(theirs for _, theirs in pairs), 2),
         decode_ratio=round(median(theirs / ours for ours, theirs in pairs), 3),
     )
+
+
+def computing_unit(target: AnyTarget) -> str:
+    """What a target's passes run on."""
+    device = next(target.model.parameters()).device
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {os.cpu_count()} cores"
 
 
 def print_report(report: CostReport, as_json: bool) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,9 +15,36 @@ BLOCK = LANES
 """Positions whose keys lie together, (dim, BLOCK): the layout that the kernels of the CPU read."""
 
 
+class PageSource(Protocol):
+    """Makes the pages of a worker, and says how large they are."""
+
+    @property
+    def layers(self) -> int: ...
+
+    @property
+    def heads(self) -> int: ...
+
+    @property
+    def dim(self) -> int: ...
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys and values over all layers."""
+        ...
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page."""
+        ...
+
+    def page(self) -> "Page":
+        """A page that nobody holds yet; its memory is free again when nobody refers to it any more."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """Per-token extent of the cache, float32."""
+    """Per-token extent of the cache on the CPU, float32."""
 
     layers: int
     heads: int
@@ -31,6 +59,10 @@ class KVShape:
     def page_bytes(self) -> int:
         """Bytes of a page."""
         return self.token_bytes * PAGE
+
+    def page(self) -> "Page":
+        """A page of its own memory."""
+        return Page(self)
 
 
 class Page:
@@ -48,6 +80,15 @@ class Page:
         self.address = memory.data_ptr()
         self.refs = 1
         """Sequences and entries of the prefix tree that hold the page."""
+
+    def keys(self, layer: int) -> Tensor:
+        """A layer's keys, (kv heads, PAGE, dim)."""
+        return self.k[layer].transpose(2, 3).flatten(1, 2)
+
+    def write(self, layer: int, to: Tensor, k: Tensor, v: Tensor) -> None:
+        """Put rows of a layer, each (kv heads, rows, dim), into positions `to`."""
+        self.k[layer][:, to // BLOCK, :, to % BLOCK] = k.transpose(0, 1)
+        self.v[layer][:, to] = v
 
     def move(self, source: "Page", to: Tensor, origin: Tensor) -> None:
         """Copy positions `origin` of another page, or of this one, to positions `to`."""
@@ -70,7 +111,7 @@ def pages_of(tokens: int, size: int = PAGE) -> int:
 class PageTable:
     """The pages of one sequence; the first `length` positions are committed."""
 
-    def __init__(self, shape: KVShape) -> None:
+    def __init__(self, shape: PageSource) -> None:
         self.shape = shape
         self.length = 0
         self.pages: list[Page] = []
@@ -84,7 +125,7 @@ class PageTable:
     def reserve(self, tokens: int) -> None:
         """Make room for `tokens` positions, under no limit: the engine's sequences grow by `KVPool.grow` before."""
         while self.capacity < tokens:
-            self.pages.append(Page(self.shape))
+            self.pages.append(self.shape.page())
 
     @torch.inference_mode()
     def commit(self, path: Sequence[int]) -> None:
@@ -98,7 +139,7 @@ class PageTable:
     def keys_and_values(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
         """The first `tokens` positions of a layer, each (kv heads, tokens, dim); copies."""
         pages = self.pages[: pages_of(tokens)]
-        keys = torch.cat([page.k[layer].transpose(2, 3).flatten(1, 2) for page in pages], 1)
+        keys = torch.cat([page.keys(layer) for page in pages], 1)
         return keys[:, :tokens], torch.cat([page.v[layer] for page in pages], 1)[:, :tokens]
 
     @torch.inference_mode()
@@ -108,6 +149,4 @@ class PageTable:
         place = torch.arange(self.length, self.length + rows)
         for number in range(self.length // PAGE, pages_of(self.length + rows)):
             here = (place // PAGE == number).nonzero().flatten()
-            at, page = place[here] % PAGE, self.pages[number]
-            page.k[layer][:, at // BLOCK, :, at % BLOCK] = k[:, here].transpose(0, 1)
-            page.v[layer][:, at] = v[:, here]
+            self.pages[number].write(layer, place[here] % PAGE, k[:, here], v[:, here])

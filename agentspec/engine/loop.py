@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate, pairwise
 from time import perf_counter
 
 from torch import Tensor
@@ -19,8 +20,8 @@ from agentspec.engine.plan import disable, mean_context, plan
 from agentspec.engine.prefix import KVPool
 from agentspec.engine.sampling import choose
 from agentspec.engine.schedule import Scheduler, rank, shares
-from agentspec.engine.target import Target
-from agentspec.engine.verify import walk
+from agentspec.engine.target import AnyTarget
+from agentspec.engine.verify import Draw, Verified, Walk, walk
 from agentspec.errors import AgentSpecError, InternalError
 from agentspec.policies.cost import Cost
 from agentspec.policies.payoff import Acceptance, pruned
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 class StepLoop:
     """Runs jobs on a target, all of them in one batch. One thread owns it; only `Job.cancelled` is set by others."""
 
-    def __init__(self, target: Target, config: EngineConfig, cost: Cost) -> None:
+    def __init__(self, target: AnyTarget, config: EngineConfig, cost: Cost) -> None:
         self.target = target
         self.config = config
         self.cost = cost
@@ -76,18 +77,24 @@ class StepLoop:
         keep = [*range(rows), *kept_rows(rows, chunks)]
         context = mean_context(decoding)
         began = perf_counter()
-        logits = self.target.forward(segments, keep)
+        draws = [self._draw(job) for job in decoding]
+        draws += [self._draw(job) if size == job.uncomputed else None for job, size in chunks.items()]
+        kept = [len(tree) for tree in trees] + [len(kept_of(job, size)) for job, size in chunks.items()]
+        results = results_of(self.target.verify(segments, keep, draws), kept)
         if not chunks:
             self.cost.observe(rows, context, (perf_counter() - began) * 1e3, plain=rows == len(decoding))
         self.totals["steps_total"] += 1
-        start = 0
-        for job, tree in zip(decoding, trees, strict=True):
-            self._guarded(job, partial(self._commit, job, tree, logits[start : start + len(tree)]))
-            start += len(tree)
-        for job, size in chunks.items():
-            stop = start + len(kept_of(job, size))
-            self._guarded(job, partial(self._prefilled, job, size, logits[start:stop]))
-            start = stop
+        for job, tree, result in zip(decoding, trees, results, strict=False):
+            self._guarded(job, partial(self._commit, job, tree, *result))
+        for (job, size), result in zip(chunks.items(), results[len(decoding) :], strict=True):
+            self._guarded(job, partial(self._prefilled, job, size, *result))
+
+    def _draw(self, job: Job) -> Draw | None:
+        """How the target may choose a job's next tokens by itself; None where the host needs their logits."""
+        needed = job.request.logprobs is not None or job.scoring or self.witness is not None
+        if needed or job.adjuster is not None or job.constraint is not None:
+            return None
+        return Draw(job.request.sampling, len(job.completion.tokens))
 
     def _guarded(self, job: Job, act: Callable[[], None]) -> None:
         """What a pass means for one job; a fault of it is that job's own."""
@@ -131,7 +138,7 @@ class StepLoop:
             job.clock.prefilled = now
         self._end_unless_wanted(job)
 
-    def _prefilled(self, job: Job, size: int, logits: Tensor) -> None:
+    def _prefilled(self, job: Job, size: int, logits: Tensor, walked: Walk | None) -> None:
         """Commits a chunk of a prompt, and the token that the last one gives; `logits` are those of its kept rows."""
         assert job.holding is not None
         last = size == job.uncomputed
@@ -148,7 +155,7 @@ class StepLoop:
             job.tally.prefilled = int(last and wanted)
         self._end_unless_wanted(job)
         if last and wanted:
-            self._commit(job, DraftTree.root(job.tokens[-1]), logits[-1:])
+            self._commit(job, DraftTree.root(job.tokens[-1]), logits[-1:], walked)
 
     def _score(self, job: Job, logits: Tensor) -> None:
         """Tells the log-probabilities of the prompt tokens after the positions that were committed just now; `logits`
@@ -166,14 +173,15 @@ class StepLoop:
             job.completion.finish = FinishReason.LENGTH
             self._emit(job, Delta("", 0))
 
-    def _commit(self, job: Job, tree: DraftTree, logits: Tensor) -> None:
+    def _commit(self, job: Job, tree: DraftTree, logits: Tensor, walked: Walk | None) -> None:
+        """Commits what the walk gives: the target's own, which has moved the rows of its path, or the host's."""
         assert job.holding is not None
-        result = walk(tree, self._choice(job, logits))
+        result = walked or walk(tree, self._choice(job, logits))
         if job.constraint is not None:
             job.completion.complete_at = job.constraint.complete_at
         kept, text = commit(job.completion, result.tokens)
         job.tokens.extend(result.tokens[:kept])
-        job.holding.table.commit(result.path[:kept])
+        job.holding.table.commit(range(kept) if walked else result.path[:kept])
         self.pool.publish(job.holding, job.tokens)
         accepted = tuple(node for node in result.path[1:] if tree.depth[node] <= kept)
         self.acceptance.observe(tree, result.path)
@@ -273,6 +281,14 @@ def kept_of(job: Job, size: int) -> range:
     """Rows of a chunk of a job's next `size` tokens whose logits are wanted: all where they are told, else the last one
     of the prompt."""
     return range(size) if job.scoring else range(size - (size == job.uncomputed), size)
+
+
+def results_of(verified: Verified, kept: Sequence[int]) -> list[tuple[Tensor, Walk | None]]:
+    """Each segment's logits, given how many rows of it were kept, and its walk; the logits are on the host where no
+    walk was made."""
+    starts = [0, *accumulate(kept)]
+    parts = [verified.logits[start:stop] for start, stop in pairwise(starts)]
+    return [(part if walked else part.cpu(), walked) for part, walked in zip(parts, verified.walks, strict=True)]
 
 
 def kept_rows(start: int, chunks: Mapping[Job, int]) -> Iterator[int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from agentspec.config import PrefixSharing
-from agentspec.engine.kv import KVShape, Page, PageTable, pages_of
+from agentspec.engine.kv import Page, PageSource, PageTable, pages_of
 from agentspec.kernels.cpu.attend import PAGE
 from agentspec.types import Scope
 
@@ -72,7 +72,7 @@ def pages_in(holdings: Collection[Holding]) -> set[Page | None]:
 class KVPool:
     """All pages of a worker. Not thread-safe: the engine's thread owns it."""
 
-    def __init__(self, shape: KVShape, limit_bytes: int, sharing: PrefixSharing = PrefixSharing.SCOPE) -> None:
+    def __init__(self, shape: PageSource, limit_bytes: int, sharing: PrefixSharing = PrefixSharing.SCOPE) -> None:
         self.shape = shape
         self.sharing = sharing
         self.limit = limit_bytes // shape.page_bytes
@@ -136,7 +136,7 @@ class KVPool:
         while holding.table.capacity < tokens:
             if self.pages >= self.limit and not self._evict():
                 return False
-            holding.table.pages.append(Page(self.shape))
+            holding.table.pages.append(self.shape.page())
             self.pages += 1
         return True
 

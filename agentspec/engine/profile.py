@@ -10,12 +10,11 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from llvmlite import binding
 
 from agentspec.compiled import digest
 from agentspec.engine.attention import Segment
 from agentspec.engine.kv import PageTable
-from agentspec.engine.target import Target
+from agentspec.engine.target import AnyTarget
 from agentspec.kernels.cpu import attend
 from agentspec.policies.cost import CostTable
 
@@ -27,7 +26,7 @@ LONGEST = 2048
 
 
 @torch.inference_mode()
-def filled_table(target: Target, context: int) -> PageTable:
+def filled_table(target: AnyTarget, context: int) -> PageTable:
     """A sequence with `context` committed positions of zeros: as costly as real ones."""
     table = PageTable(target.shape)
     table.reserve(context + 64)
@@ -43,7 +42,7 @@ def tree_parents(nodes: int) -> tuple[int, ...]:
     return tuple(-1 if node == 0 else node - 1 if node % 3 else max(node - 2, 0) for node in range(nodes))
 
 
-def pass_seconds(target: Target, table: PageTable, nodes: int, repeats: int) -> list[float]:
+def pass_seconds(target: AnyTarget, table: PageTable, nodes: int, repeats: int) -> list[float]:
     """Wall seconds of `repeats` passes over a tree of `nodes` nodes behind the sequence's context, logits included."""
     parents = tree_parents(nodes)
     depths: list[int] = []
@@ -53,18 +52,20 @@ def pass_seconds(target: Target, table: PageTable, nodes: int, repeats: int) -> 
     seconds = []
     for _ in range(repeats):
         start = perf_counter()
-        target.forward([segment], range(nodes))
+        float(target.forward([segment], range(nodes))[-1, -1])  # a number on the host: a GPU has finished
         seconds.append(perf_counter() - start)
     return seconds
 
 
-def cost_table(target: Target, rounds: int = 3) -> CostTable:
+def cost_table(target: AnyTarget, rounds: int = 3) -> CostTable:
     """Milliseconds by context and row count; also warms the model up."""
     longest = min(LONGEST, target.window - ROWS[-1])
     return CostTable.measured({context: row_costs(target, context, rounds) for context in (longest // 8, longest)})
 
 
-def stored_cost_table(target: Target, file: Path, measure: Callable[[Target], CostTable] = cost_table) -> CostTable:
+def stored_cost_table(
+    target: AnyTarget, file: Path, measure: Callable[[AnyTarget], CostTable] = cost_table
+) -> CostTable:
     """The cost table that an earlier start of the same target on the same device left in `file`; else a new one, which
     is left there. A file that cannot be read or written costs the measurement, nothing else."""
     device = device_of(target)
@@ -83,15 +84,12 @@ def stored_cost_table(target: Target, file: Path, measure: Callable[[Target], Co
     return table
 
 
-def device_of(target: Target) -> dict[str, Any]:
-    """What the cost of a pass depends on: the processor, the model's extents, the code that computes it."""
+def device_of(target: AnyTarget) -> dict[str, Any]:
+    """What the cost of a pass depends on: the device, the model's extents, the code that computes it."""
     config: Any = target.model.config
     return {
         "code": digest(Path(attend.__file__).parent),
-        "processor": binding.get_host_cpu_name(),
-        "threads": torch.get_num_threads(),
-        "dtype": str(target.dtype),
-        "compiled": target.decoder is not None,
+        **target.facts,
         "hidden": config.hidden_size,
         "inner": getattr(config, "intermediate_size", None),
         "layers": target.shape.layers,
@@ -119,14 +117,14 @@ def read_table(file: Path, device: dict[str, Any]) -> CostTable | None:
         return None
 
 
-def warm_up(target: Target) -> None:
+def warm_up(target: AnyTarget) -> None:
     """A pass of one row and one of many, so that no request pays for what the first ones do."""
     cached = filled_table(target, 1)
     for count in (1, ROWS[-1]):
         pass_seconds(target, cached, count, 1)
 
 
-def row_costs(target: Target, context: int, rounds: int) -> dict[int, float]:
+def row_costs(target: AnyTarget, context: int, rounds: int) -> dict[int, float]:
     """Milliseconds by row count at one context.
 
     The counts are measured in turns, and the quickest pass of each counts: other load only makes passes slower.

@@ -22,13 +22,14 @@ from agentspec.config import Config
 from agentspec.engine.chat import Chat
 from agentspec.engine.commit import Completion
 from agentspec.engine.cores import usable_cores
+from agentspec.engine.devices import load_target
 from agentspec.engine.grammar import Grammars
 from agentspec.engine.job import Job
 from agentspec.engine.loop import StepLoop
 from agentspec.engine.models import ensure
 from agentspec.engine.prefix import KVPool
 from agentspec.engine.profile import stored_cost_table
-from agentspec.engine.target import Target
+from agentspec.engine.target import AnyTarget
 from agentspec.engine.text import TextStream, TokenBytes
 from agentspec.engine.wheels import Progress, silent
 from agentspec.errors import ConfigError, ContextTooLong, InvalidRequest, Overloaded, Unavailable
@@ -48,7 +49,7 @@ class Engine:
     """A `Worker` on a target model, with drafts from the histories. `load` makes one; `close` ends it."""
 
     def __init__(
-        self, config: Config, target: Target, chat: Chat, end_tokens: frozenset[int], histories: Histories
+        self, config: Config, target: AnyTarget, chat: Chat, end_tokens: frozenset[int], histories: Histories
     ) -> None:
         self.config = config
         self.chat = chat
@@ -80,7 +81,7 @@ class Engine:
     @staticmethod
     def from_folder(config: Config, folder: Path, histories: Histories) -> "Engine":
         """An engine on the model in `folder`."""
-        target = Target.load(folder, config.model.dtype)
+        target = load_target(folder, config)
         chat = Chat.load(folder)
         model: Any = target.model
         ends = chat.end_tokens(model.config.eos_token_id, getattr(model.generation_config, "eos_token_id", None))

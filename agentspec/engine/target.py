@@ -3,17 +3,19 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from llvmlite import binding
 from torch import Tensor, nn
 
 from agentspec.config import Dtype
 from agentspec.engine.attention import Batch, Segment
 from agentspec.engine.decoder import compiled_decoder, compiled_forward, head_dim, is_compilable
-from agentspec.engine.kv import KVShape, PageTable
+from agentspec.engine.kv import KVShape, PageSource, PageTable
 from agentspec.engine.linear import prepack
 from agentspec.engine.rotary import reach
+from agentspec.engine.verify import Draw, Verified
 from agentspec.engine.weights import load_model
 from agentspec.errors import ModelError
 from agentspec.kernels.cpu.decoder import Decoder
@@ -35,6 +37,59 @@ def check_shape(config: Any) -> None:
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds:
         raise ModelError(f"layers of {', '.join(sorted(kinds))} are not supported")
+
+
+class AnyTarget(Protocol):
+    """A target model, wherever it computes."""
+
+    model: nn.Module
+    dtype: Dtype
+    window: int
+    """Positions of the longest sequence."""
+
+    vocabulary: int
+
+    @property
+    def shape(self) -> PageSource: ...
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the cost of a pass depends on beside the model: the device and the way of computing."""
+        ...
+
+    @property
+    def exact(self) -> bool:
+        """Whether a row's logits have the same bits in any pass, alone or beside others, in a tree or a chain."""
+        ...
+
+    def forward(self, segments: Sequence[Segment], keep: Sequence[int]) -> Tensor:
+        """Logits (len(keep), vocabulary) of the kept rows, numbered over all segments in order.
+
+        The rows' keys and values lie behind each sequence's committed part until `PageTable.commit`.
+        """
+        ...
+
+    def verify(self, segments: Sequence[Segment], keep: Sequence[int], draws: Sequence[Draw | None]) -> Verified:
+        """`forward`, and the walks of those segments that have a draw, if the target makes any by itself. All rows of
+        such a segment's tree, or only the last of its chunk, must be kept."""
+        ...
+
+
+@torch.inference_mode()
+def try_out(target: AnyTarget) -> None:
+    """One token through the model's own `forward`: raises `ModelError` unless every layer's attention is ours."""
+    table = PageTable(target.shape)
+    table.reserve(1)
+    table.pages[0].k.fill_(float("nan"))
+    kind = target.model.config.model_type  # type: ignore[union-attr]
+    try:
+        target.forward([Segment(table, (0,), (0,), None)], [0])
+    except ModelError as error:
+        raise ModelError(f"{kind} models: {error.message}") from error
+    except (RuntimeError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        raise ModelError(f"{kind} models cannot be computed here: {error}") from error
+    if any(bool(table.keys_and_values(layer, 1)[0].isnan().any()) for layer in range(target.shape.layers)):
+        raise ModelError(f"{kind} models do not let their attention be replaced")
 
 
 class Target:
@@ -65,40 +120,31 @@ class Target:
             self.decoder = compiled_decoder(self.model, self.window, torch.get_num_threads(), self.dtype == Dtype.INT8)
         else:
             prepack(self.model)
-            self._try_out()
+            try_out(self)
 
     @property
     def exact(self) -> bool:
-        """Whether a row's logits have the same bits in any pass, alone or beside others, in a tree or a chain."""
+        """As `AnyTarget.exact`: true of compiled passes."""
         return self.decoder is not None
-
-    @torch.inference_mode()
-    def _try_out(self) -> None:
-        """One token through the model's own `forward`: raises `ModelError` unless every layer's attention is ours."""
-        table = PageTable(self.shape)
-        table.reserve(1)
-        table.pages[0].k.fill_(float("nan"))
-        kind = self.model.config.model_type  # type: ignore[union-attr]
-        try:
-            self.forward([Segment(table, (0,), (0,), None)], [0])
-        except ModelError as error:
-            raise ModelError(f"{kind} models: {error.message}") from error
-        except (RuntimeError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
-            raise ModelError(f"{kind} models cannot be computed here: {error}") from error
-        if bool(table.pages[0].k[:, :, 0, :, 0].isnan().any()):
-            raise ModelError(f"{kind} models do not let their attention be replaced")
 
     @staticmethod
     def load(folder: Path, dtype: Dtype = Dtype.FLOAT32) -> "Target":
         """The model of a folder with `config.json` and safetensors."""
         return Target(load_model(folder), dtype=dtype)
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """As `AnyTarget.facts`."""
+        return {
+            "processor": binding.get_host_cpu_name(),
+            "threads": torch.get_num_threads(),
+            "dtype": str(self.dtype),
+            "compiled": self.decoder is not None,
+        }
+
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], keep: Sequence[int]) -> Tensor:
-        """Logits (len(keep), vocabulary) of the kept rows, numbered over all segments in order.
-
-        The rows' keys and values lie behind each sequence's committed part until `PageTable.commit`.
-        """
+        """As `AnyTarget.forward`."""
         for segment in segments:
             segment.table.reserve(segment.table.length + len(segment.tokens))
         if self.decoder is not None:
@@ -114,3 +160,7 @@ class Target:
         )
         logits: Tensor = output.logits[0]
         return logits
+
+    def verify(self, segments: Sequence[Segment], keep: Sequence[int], draws: Sequence[Draw | None]) -> Verified:
+        """As `AnyTarget.verify`; every walk is left to the host, which has the logits at hand."""
+        return Verified(self.forward(segments, keep), (None,) * len(segments))

@@ -7,7 +7,9 @@ much as any exact rule can (Leviathan et al. 2023, Chen et al. 2023 for chains; 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agentspec.types import DraftTree
+from torch import Tensor
+
+from agentspec.types import DraftTree, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,28 @@ class Walk:
 
     tokens: tuple[int, ...]
     """One token per visited node: the accepted drafts, then the target's own last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How a target may choose by itself the tokens after a sequence's rows: nothing else has a say in them."""
+
+    sampling: SamplingParams
+
+    position: int
+    """Number of the completion's token that follows the sequence's first row."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verified:
+    """What a pass gave."""
+
+    logits: Tensor
+    """(kept rows, vocabulary) float32 on the target's device; valid until its next pass."""
+
+    walks: tuple[Walk | None, ...]
+    """For each segment, the walk that the target made by itself, whose rows it has moved behind the committed ones
+    already; None where the host has to walk."""
 
 
 def walk(tree: DraftTree, choice: Callable[[int, int], int]) -> Walk:

@@ -18,8 +18,8 @@ SCALE = "_scale_inv"
 """What the name of an fp8 weight's scales ends with."""
 
 
-def load_model(folder: Path) -> Any:
-    """The language model of a folder with `config.json` and safetensors of any floating type, in float32.
+def load_model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """The language model of a folder with `config.json` and safetensors of any floating type, in `dtype`.
 
     Raises `ModelError` for what cannot be read, and for weights that are quantised in a way that is not unpacked here.
     """
@@ -28,7 +28,7 @@ def load_model(folder: Path) -> Any:
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
-            dtype=torch.float32,
+            dtype=dtype,
             attn_implementation=NAME,
             local_files_only=True,
             output_loading_info=True,
