@@ -55,15 +55,23 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
     "rope_theta": 5000.0,
 }
-LONG = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "partial_rotary_factor": 0.75,
-    "short_factor": [1.0 + i / 8 for i in range(12)],
-    "long_factor": [2.0 + i for i in range(12)],
-}
-WIDE = {"hidden_size": 128, "original_max_position_embeddings": 128, "rope_parameters": LONG}
 LOCAL = {"sliding_window": 19, "sliding_window_pattern": 2}
+
+
+def phi4() -> Any:
+    """With angles for three quarters of a head."""
+    turned = SIZES["head_dim"] * 3 // 8
+    long = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.75,
+        "short_factor": [1.0 + i / 8 for i in range(turned)],
+        "long_factor": [2.0 + i for i in range(turned)],
+    }
+    own = {"hidden_size": 128, "original_max_position_embeddings": 128, "rope_parameters": long}
+    return Phi3ForCausalLM(Phi3Config(**{**SIZES, **own}))
+
+
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama 3": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=LLAMA3)),
     "qwen 2.5": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
@@ -73,7 +81,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "gemma 3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**{**SIZES, **LOCAL})),
     "smollm 3": lambda: SmolLM3ForCausalLM(SmolLM3Config(**SIZES, no_rope_layers=[1, 0])),
     "phi 3": lambda: Phi3ForCausalLM(Phi3Config(**SIZES)),
-    "phi 4": lambda: Phi3ForCausalLM(Phi3Config(**{**SIZES, **WIDE})),
+    "phi 4": phi4,
 }
 NODES = 64
 WAYS = {"greedy": SamplingParams(), "seeded": SamplingParams(temperature=0.9, top_p=0.95, seed=3)}
