@@ -68,7 +68,7 @@ def phi4() -> Any:
         "short_factor": [1.0 + i / 8 for i in range(turned)],
         "long_factor": [2.0 + i for i in range(turned)],
     }
-    own = {"hidden_size": 128, "original_max_position_embeddings": 128, "rope_parameters": long}
+    own = {"hidden_size": 4 * SIZES["head_dim"], "original_max_position_embeddings": 128, "rope_parameters": long}
     return Phi3ForCausalLM(Phi3Config(**{**SIZES, **own}))
 
 
