@@ -66,8 +66,14 @@ class Outbox:
         self.max_bytes = max_bytes
         self.lanes: dict[str, deque[Write]] = {}
         self.bytes = 0
+        self.active: set[Write] = set()
+        """Writes that are being done: they stay until that is over."""
+
         self.dropped = 0
         """Appends that were."""
+
+        self.withdrawn = 0
+        """Appends that waited when their trajectory was deleted."""
 
     def __len__(self) -> int:
         return sum(len(lane) for lane in self.lanes.values())
@@ -77,7 +83,7 @@ class Outbox:
             yield from lane
 
     def put(self, write: Write, lane: str = "") -> None:
-        """Add a write. The oldest are dropped for it, it alone if it is larger than the whole queue."""
+        """Add a write. The oldest that wait are dropped for it, it alone if it is larger than the whole queue."""
         self.lanes.setdefault(lane, deque()).append(write)
         self.bytes += write.bytes
         while self.bytes > self.max_bytes and (oldest := self.oldest()) is not None:
@@ -90,8 +96,12 @@ class Outbox:
 
     def oldest(self) -> Write | None:
         """The oldest write that may be dropped."""
-        heads = (next((write for write in lane if write.kind not in LASTING), None) for lane in self.lanes.values())
+        heads = (next(filter(self.waits, lane), None) for lane in self.lanes.values())
         return min((head for head in heads if head is not None), key=lambda write: write.number, default=None)
+
+    def waits(self, write: Write) -> bool:
+        """Whether a write may be taken out before it is done."""
+        return write.kind not in LASTING and write not in self.active
 
     def batch(self, lane: str, most: int) -> list[Write]:
         """The first writes of a lane, each of another trajectory: they may be done in any order."""
@@ -114,9 +124,10 @@ class Outbox:
                 return
 
     def forget(self, trajectory: Trajectory) -> None:
-        """Take out everything that was to be appended to a trajectory."""
-        for write in [write for write in self if write.kind not in LASTING and same(write.trajectory, trajectory)]:
+        """Take out everything that waits to be appended to a trajectory."""
+        for write in [write for write in self if self.waits(write) and same(write.trajectory, trajectory)]:
             self.remove(write)
+            self.withdrawn += write.kind is Kind.APPEND
 
 
 def same(first: Trajectory, second: Trajectory) -> bool:

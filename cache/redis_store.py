@@ -74,8 +74,8 @@ COUNTED = (
     "appends", "appended", "appended_tokens", "refused", "gone", "newer_left", "newer_read", "unreadable", "evicted",
 )  # fmt: skip
 """Writes that were queued; those of them that were stored, and their tokens; those that were not, as they are no
-tokens, continue a deleted trajectory or belong to one of a newer version (all others are dropped or wait). Chunks of a
-newer version and damaged ones that were read. Trajectories that left for their scope's limit."""
+tokens, continue a deleted trajectory or belong to one of a newer version (all others are dropped, withdrawn or wait).
+Chunks of a newer version and damaged ones that were read. Trajectories that left for their scope's limit."""
 
 
 @dataclass(slots=True)
@@ -270,7 +270,11 @@ class RedisStore:
             batch = self.outbox.batch(lane, WRITERS)
             if not batch:
                 return
-            done = await asyncio.gather(*(self.attempt(lane, write) for write in batch))
+            self.outbox.active.update(batch)
+            try:
+                done = await asyncio.gather(*(self.attempt(lane, write) for write in batch))
+            finally:
+                self.outbox.active.difference_update(batch)
             failed = [write for write, well in zip(batch, done, strict=True) if not well]
             if not failed:
                 tries.clear()
@@ -351,6 +355,7 @@ class RedisStore:
             "store_queue_bytes": self.outbox.bytes,
             "store_queue_writes": len(self.outbox),
             "store_dropped_total": self.outbox.dropped,
+            "store_withdrawn_total": self.outbox.withdrawn,
             "store_breaker_open": int(self.calls.open),
         }
 
