@@ -86,3 +86,13 @@ def operation(builder: Callable[..., Any]) -> Callable[..., Any]:
     """A function for compiled code that `builder` writes in LLVM's language (numba calls it an intrinsic)."""
     made: Callable[..., Any] = intrinsic(builder)
     return made
+
+
+@operation
+def pointer(typing: Any, address: Any, like: Any) -> Any:
+    """A pointer to values of the type of `like`."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(like)(types.int64, like), build

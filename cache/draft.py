@@ -5,42 +5,48 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agentspec.cache.automaton import Int32s, Int64s
 from agentspec.cache.estimate import OWN, WEIGHTS
-from agentspec.cache.index import NOTHING, Match, SuffixIndex
+from agentspec.cache.index import SuffixIndex
 from agentspec.cache.tree import SOURCES, grow_tree
 from agentspec.types import DraftTree
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """An index, the match of the context in it, and its kind: `OWN` or `SHARED`."""
+    """An index and what it is asked: what followed the end of a document of its own, or else the last tokens."""
 
     index: SuffixIndex
-    match: Match
+    end: int = -1
+    """State of the document's end, from `SuffixIndex.ends`; -1 for none."""
+
     kind: int = OWN
+    """`OWN` or `SHARED`."""
 
 
-EMPTY = Offer(SuffixIndex(), NOTHING)
+EMPTY = SuffixIndex()
+Columns = tuple[Int64s, Int32s, Int32s, Int32s]
 
 
-def draft(offers: Sequence[Offer], root: int, budget: int) -> DraftTree:
-    """The likeliest tree of at most `budget` nodes after `root`, the last token of the matched context."""
-    if budget <= 0 or not offers:
-        return DraftTree.root(root)
-    padded = (*offers, *[EMPTY] * (SOURCES - len(offers)))
-    nodes, logs = grow_tree(
-        tuple(offer.index.states for offer in padded),
-        tuple(offer.index.edges for offer in padded),
-        tuple(offer.index.table for offer in padded),
-        np.array([offer.kind for offer in padded], np.int32),
-        WEIGHTS,
-        np.array([offer.match.state for offer in padded], np.int32),
-        np.array([offer.match.length for offer in padded], np.int32),
-        root,
-        budget,
+def columns(offers: Sequence[Offer], tail: Int32s) -> Columns:
+    """Offers after a context whose last tokens are `tail`, as kernels take them: layouts of `SOURCES` indexes, the last
+    ones empty; kinds and ends of the offers alone; the tail. Nobody may extend the indexes meanwhile."""
+    layouts = [offer.index.layout for offer in offers] + [EMPTY.layout] * (SOURCES - len(offers))
+    return (
+        np.array(layouts, np.int64),
+        np.array([offer.kind for offer in offers], np.int32),
+        np.array([offer.end for offer in offers], np.int32),
+        tail,
     )
-    token, parent, depth, origin = (tuple(row) for row in nodes.tolist())
-    logp, cum = (tuple(row) for row in logs.tolist())
+
+
+def draft(offers: Sequence[Offer], tail: Int32s, budget: int) -> DraftTree:
+    """The likeliest tree of at most `budget` nodes after a context whose last tokens are `tail`, one at least."""
+    if budget <= 0 or not offers:
+        return DraftTree.root(int(tail[-1]))
+    nodes, logs = grow_tree(*columns(offers, tail), WEIGHTS, budget)
+    token, parent, depth, origin = map(tuple, nodes.tolist())
+    logp, cum = map(tuple, logs.tolist())
     return DraftTree(token, parent, depth, logp, cum, origin)
 
 
@@ -50,4 +56,4 @@ def compile_kernels() -> None:
     index.extend([1, 2, 1])
     index.match([1, 2])
     index.known_prefix([1, 2])
-    draft([Offer(index, index.end())], 1, 2)
+    draft([Offer(index, index.ends[-1]), Offer(index)], np.array([2, 1], np.int32), 2)

@@ -1,4 +1,4 @@
-"""Constants of the estimate of P(next token | context), fitted on recorded agent runs by `bench/retrieval.py`.
+"""Constants of the estimate of P(next token | context), fitted on recorded agent runs by `bench/fit.py`.
 
 An index offers one *level* per matched context length: the tokens that followed the context, with counts. Levels are
 visited from the longest context to the shortest. Each takes the share sigmoid(w . x) of what the longer ones left,
@@ -25,6 +25,9 @@ Columns: constant, log of the length, log of the occurrences, log of the number 
 follower, log of the span, that again if there is one follower; last the weight of the most recent follower beside the
 counts. The span is how many tokens the next shorter context that occurs more often is shorter.
 """
+
+LOGS: NDArray[np.float64] = np.log(np.maximum(np.arange(1025), 1))
+"""Logarithms of counts; 1024 stands for all larger ones."""
 
 LONG = 32
 """Lengths and spans count up to so many tokens."""

@@ -11,6 +11,9 @@ from agentspec.cache import automaton
 from agentspec.cache.automaton import COUNT, STATES, Int32s
 from agentspec.errors import InvalidRequest
 
+Layout = tuple[int, ...]
+"""Address and rows of each of the three arrays of an index, for kernels that read several. Growing moves them."""
+
 Tokens = Sequence[int] | NDArray[np.integer[Any]]
 
 
@@ -43,12 +46,13 @@ class SuffixIndex:
 
     def __init__(self) -> None:
         self.states = np.zeros((16, 6), np.int32)
-        self.edges = np.zeros((32, 5), np.int32)
+        self.edges = np.zeros((16, 6), np.int32)
         self.table = np.full(16, -1, np.int32)
         self.sizes = np.array([1, 0, 0], np.int64)
-        self.states[0] = (0, -1, 0, -1, 0, -1)
+        self.states[0] = (0, -1, 0, 0, -1, -1)
         self.ends: list[int] = []
         self.tokens = 0
+        self.layout = self.place()
         self.new_document()
 
     def new_document(self) -> int:
@@ -62,7 +66,15 @@ class SuffixIndex:
         self.states, self.edges, self.table, self.ends[document] = automaton.extend(
             self.states, self.edges, self.table, self.sizes, self.ends[document], array
         )
+        if self.layout[1::2] != (len(self.states), len(self.edges), len(self.table)):
+            self.layout = self.place()
         self.tokens += array.size
+
+    def place(self) -> Layout:
+        """Where the arrays are now."""
+        return tuple(
+            number for array in (self.states, self.edges, self.table) for number in (array.ctypes.data, len(array))
+        )
 
     def end(self, document: int = -1) -> Match:
         """The whole of a document as a match."""

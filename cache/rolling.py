@@ -67,13 +67,9 @@ class RollingIndex:
         """How many of the first tokens one document already holds together."""
         return max(index.known_prefix(tokens) for index in self.generations)
 
-    def offers(self, tail: Int32s, kind: int = OWN, document: Document | None = None) -> list[Offer]:
-        """What each generation can say after `tail`, or after the whole of its own `document`."""
+    def offers(self, kind: int = OWN, document: Document | None = None) -> list[Offer]:
+        """What each generation can be asked: what followed the whole of its own `document`, or else a context's end."""
         return [
-            Offer(
-                index,
-                index.end(document.number) if document and document.index is index else index.match(tail),
-                kind,
-            )
+            Offer(index, index.ends[document.number] if document and document.index is index else -1, kind)
             for index in self.generations
         ]

@@ -30,19 +30,18 @@ class HistorySession:
     def propose(self, budget: int) -> DraftTree:
         """A tree of at most `budget` nodes beside the root, likeliest first by `cum`."""
         with self.history.scope.lock:
-            root = int(self.conversation.tokens[self.conversation.size - 1])
-            return draft(self.offers(), root, budget)
+            return draft(self.offers(), self.conversation.document.tail, budget)
 
     def offers(self) -> Sequence[Offer]:
         """What the allowed indexes can say."""
         document = self.conversation.document
         found: list[Offer] = []
         if Origin.TRAJECTORY in self.allowed:
-            found += self.history.index.offers(document.tail, OWN, document)
+            found += self.history.index.offers(OWN, document)
             if self.parent is not None and not self.parent.deleted:
-                found += self.parent.index.offers(document.tail, OWN)
+                found += self.parent.index.offers(OWN)
         if Origin.SCOPE in self.allowed:
-            found += self.history.scope.index.offers(document.tail, SHARED)
+            found += self.history.scope.index.offers(SHARED)
         return found
 
     def observe(self, outcome: Outcome) -> None:

@@ -3,25 +3,33 @@
 import math
 
 import numpy as np
+from numba import carray
 
 from agentspec.cache.automaton import (
     COUNT,
     DEGREE,
+    FOLLOWED,
     HEAD,
     LENGTH,
     LINK,
     NEXT,
     RECENT,
-    TARGET,
     TOKEN,
     Floats,
     Int32s,
+    Int64s,
+    match,
     step,
 )
-from agentspec.cache.estimate import LONG, SOLE
-from agentspec.compiled import compiled
+from agentspec.cache.estimate import LOGS, LONG, SOLE
+from agentspec.compiled import compiled, pointer
 
 Sources = tuple[Int32s, ...]
+Automata = tuple[Sources, Sources, Sources]
+"""States, edges and tables of `SOURCES` automata."""
+
+Candidates = tuple[Int32s, Floats, Int32s, Int32s]
+"""Of the tokens after a node: ids, probabilities, kinds of index that know them, and a hash of places in these."""
 
 SOURCES = 6
 """Automata of one draft: own, parent's and scope's, two generations each."""
@@ -32,28 +40,81 @@ FOLLOWERS = 32
 CANDIDATES = 64
 """Different tokens after one node that are looked at."""
 
+HASHED = 4 * CANDIDATES
+"""Places of the hash of candidates."""
+
 LEVELS = 16
 """Contexts that are looked at after one node."""
 
 UNEXPLAINED = 0.02
-"""The shorter contexts are left out when so little of the probability is left for them."""
+"""The shorter contexts are left out when so little of a node's probability is left for them, or too little for any of
+their followers to be promising."""
 
-PROMISING = 0.01
+PROMISING = 0.002
 """A node is left out when the path to it is accepted less often."""
 
 
 @compiled
-def share(weights: Floats, length: int, span: int, total: float, degree: int) -> float:
+def log_of(count: int) -> float:
+    """Logarithm of a count from 1, from a table; the last entry stands for all larger ones."""
+    return float(LOGS[min(count, LOGS.shape[0] - 1)])
+
+
+@compiled
+def share(weights: Floats, length: int, span: int, total: int, degree: int) -> float:
     """Part of the remaining probability that a context's own followers explain."""
-    score = weights[0] + weights[2] * math.log(total)
-    score += weights[1] * math.log(min(length, LONG))
-    span_log = math.log(min(span, LONG))
+    score = weights[0] + weights[1] * log_of(min(length, LONG)) + weights[2] * log_of(total)
+    span_log = log_of(min(span, LONG))
     score += weights[5] * span_log
     if degree == 1:
         score += weights[4] + weights[6] * span_log
     else:
-        score += weights[3] * math.log(degree)
+        score += weights[3] * log_of(degree)
     return 1.0 / (1.0 + math.exp(-score))
+
+
+@compiled
+def place(candidates: Candidates, first: int, found: int, token: int) -> int:
+    """Where a token is among the `found` candidates, a new one at the end; -1 when there is no room.
+
+    In the hash, places count from `first`; what is below belongs to an earlier node.
+    """
+    tokens, chances, origins, places = candidates
+    at = (np.int64(token) * 2654435761 >> 16) % HASHED
+    while places[at] >= first:
+        if tokens[places[at] - first] == token:
+            return int(places[at] - first)
+        at = (at + 1) % HASHED
+    if found == CANDIDATES:
+        return -1
+    places[at] = first + found
+    tokens[found], chances[found], origins[found] = token, 0.0, 0
+    return found
+
+
+@compiled
+def add(candidates: Candidates, first: int, found: int, token: int, chance: float, kind: int) -> int:
+    """Give a candidate, known or new, more probability; the number of candidates."""
+    at = place(candidates, first, found, token)
+    if at < 0:
+        return found
+    candidates[1][at] += chance
+    candidates[2][at] |= 1 << kind
+    return max(found, at + 1)
+
+
+@compiled
+def followed(states: Int32s, edges: Int32s, state: int) -> int:
+    """How often tokens followed a context; beyond `FOLLOWERS` different ones, how often it occurred."""
+    if states[state, DEGREE] == 1:
+        return int(states[states[state, HEAD], COUNT])
+    if states[state, DEGREE] > FOLLOWERS:
+        return int(states[state, COUNT])
+    total, edge = 0, states[state, HEAD]
+    while edge >= 0:
+        total += edges[edge, FOLLOWED]
+        edge = edges[edge, NEXT]
+    return total
 
 
 @compiled
@@ -61,49 +122,36 @@ def spread(
     states: Int32s,
     edges: Int32s,
     state: int,
-    length: int,
-    weights: Floats,
+    unit: float,
+    bonus: float,
     kind: int,
-    longest: bool,
-    left: float,
+    candidates: Candidates,
+    first: int,
     found: int,
-    tokens: Int32s,
-    chances: Floats,
-    origins: Int32s,
-) -> tuple[int, float]:
-    """Add what one context says to the candidates; their number and the probability left for shorter contexts."""
-    total, edge = 0.0, states[state, HEAD]
-    for _ in range(FOLLOWERS):
-        if edge < 0:
-            break
-        total += states[edges[edge, TARGET], COUNT]
-        edge = edges[edge, NEXT]
-    if states[state, DEGREE] > FOLLOWERS:
-        total = max(total, states[state, COUNT])
-    span = length - max(states[states[state, LINK], LENGTH], 0)
-    row = weights[2 * kind + longest]
-    part = share(row, length, span, total, states[state, DEGREE])
-    if longest and span >= LONG and states[state, DEGREE] == 1:
-        part = max(part, span / (span + SOLE))
-    part *= left
-    recent, bonus = states[state, RECENT], row[7]
+) -> int:
+    """Give the followers of a context `unit` of probability for each time they followed, and the most recent one as
+    much as for `bonus` times more; the number of candidates."""
     edge = states[state, HEAD]
+    if states[state, DEGREE] == 1:
+        chance = unit * (states[edge, COUNT] + bonus)
+        return add(candidates, first, found, states[state, RECENT], chance, kind)
     for _ in range(FOLLOWERS):
         if edge < 0:
             break
-        token = edges[edge, TOKEN]
-        count = states[edges[edge, TARGET], COUNT] + (bonus if token == recent else 0.0)
-        at = 0
-        while at < found and tokens[at] != token:
-            at += 1
-        if at == found and found < CANDIDATES:
-            tokens[at], chances[at], origins[at] = token, 0.0, 0
-            found += 1
-        if at < CANDIDATES:
-            chances[at] += part * count / (total + bonus)
-            origins[at] |= 1 << kind
-        edge = edges[edge, NEXT]
-    return found, left - part
+        chance = unit * (edges[edge, FOLLOWED] + bonus)
+        found = add(candidates, first, found, edges[edge, TOKEN], chance, kind)
+        edge, bonus = edges[edge, NEXT], 0.0
+    return found
+
+
+@compiled
+def longest_of(lengths: Int32s) -> int:
+    """The source with the longest context."""
+    best = 0
+    for source in range(1, lengths.shape[0]):
+        if lengths[source] > lengths[best]:
+            best = source
+    return best
 
 
 @compiled
@@ -114,91 +162,179 @@ def followers(
     weights: Floats,
     at: Int32s,
     lengths: Int32s,
-    tokens: Int32s,
-    chances: Floats,
-    origins: Int32s,
+    least: float,
+    candidates: Candidates,
+    first: int,
 ) -> int:
-    """Candidates for the token after a context, from the longest match in any source to the shortest."""
-    at, lengths = at.copy(), lengths.copy()
+    """Candidates for the token after a context, from the longest match in any source to the shortest; their number.
+
+    Stops when no more than `least` is left for shorter contexts. Moves `at` and `lengths` to them.
+    """
     found, left, levels, longest = 0, 1.0, 0, 0
-    while left > UNEXPLAINED and levels < LEVELS:
-        best = 0
-        for source in range(1, SOURCES):
-            if lengths[source] > lengths[best]:
-                best = source
-        if lengths[best] == 0:
+    while left > least and levels < LEVELS:
+        source = longest_of(lengths)
+        length, state, states = lengths[source], at[source], all_states[source]
+        if length == 0:
             break
-        states = all_states[best]
-        if states[at[best], HEAD] >= 0:
-            found, left = spread(
-                states,
-                all_edges[best],
-                at[best],
-                lengths[best],
-                weights,
-                kinds[best],
-                levels == 0,
-                left,
-                found,
-                tokens,
-                chances,
-                origins,
-            )
-            longest = max(longest, lengths[best])
+        link, degree = states[state, LINK], states[state, DEGREE]
+        shorter = max(0, states[link, LENGTH])
+        if degree > 0:
+            row, span = weights[2 * kinds[source] + (levels == 0)], length - shorter
+            total = followed(states, all_edges[source], state)
+            part = share(row, length, span, total, degree)
+            if levels == 0 and span >= LONG and degree == 1:
+                part = max(part, span / (span + SOLE))
+            unit = part * left / (total + row[7])
+            found = spread(states, all_edges[source], state, unit, row[7], kinds[source], candidates, first, found)
+            left -= part * left
+            longest = max(longest, length)
             levels += 1
-        at[best] = states[at[best], LINK]
-        lengths[best] = max(0, states[at[best], LENGTH])
+        at[source], lengths[source] = link, shorter
     if found == 1:
-        chances[0] = max(chances[0], longest / (longest + SOLE))
+        candidates[1][0] = max(candidates[1][0], longest / (longest + SOLE))
+    return found
+
+
+@compiled
+def push(heap: Int32s, size: int, keys: Floats, item: int) -> None:
+    """Put an item into a heap of `size` items, largest key first."""
+    at = size
+    while at > 0 and keys[heap[(at - 1) // 2]] < keys[item]:
+        heap[at] = heap[(at - 1) // 2]
+        at = (at - 1) // 2
+    heap[at] = item
+
+
+@compiled
+def pop(heap: Int32s, size: int, keys: Floats) -> int:
+    """Take the item with the largest key out of a heap of `size` items."""
+    first, item = int(heap[0]), heap[size - 1]
+    at, child = 0, 1
+    while child < size - 1:
+        if child + 1 < size - 1 and keys[heap[child + 1]] > keys[heap[child]]:
+            child += 1
+        if keys[heap[child]] <= keys[item]:
+            break
+        heap[at] = heap[child]
+        at, child = child, 2 * child + 1
+    heap[at] = item
+    return first
+
+
+@compiled
+def rows_at(address: int, count: int, width: int) -> Int32s:
+    """`count` rows of `width` int32 at an address."""
+    return carray(pointer(address, np.int32(0)), (count, width))  # type: ignore[no-any-return]
+
+
+@compiled
+def table_at(address: int, count: int) -> Int32s:
+    """`count` int32 at an address."""
+    return carray(pointer(address, np.int32(0)), count)  # type: ignore[no-any-return]
+
+
+@compiled
+def opened(layouts: Int64s) -> Automata:
+    """The automata of `SOURCES` layouts."""
+    one, two, three, four, five, six = layouts[0], layouts[1], layouts[2], layouts[3], layouts[4], layouts[5]
+    return (
+        (
+            rows_at(one[0], one[1], 6),
+            rows_at(two[0], two[1], 6),
+            rows_at(three[0], three[1], 6),
+            rows_at(four[0], four[1], 6),
+            rows_at(five[0], five[1], 6),
+            rows_at(six[0], six[1], 6),
+        ),
+        (
+            rows_at(one[2], one[3], 6),
+            rows_at(two[2], two[3], 6),
+            rows_at(three[2], three[3], 6),
+            rows_at(four[2], four[3], 6),
+            rows_at(five[2], five[3], 6),
+            rows_at(six[2], six[3], 6),
+        ),
+        (
+            table_at(one[4], one[5]),
+            table_at(two[4], two[5]),
+            table_at(three[4], three[5]),
+            table_at(four[4], four[5]),
+            table_at(five[4], five[5]),
+            table_at(six[4], six[5]),
+        ),
+    )
+
+
+@compiled
+def locate(automata: Automata, ends: Int32s, tail: Int32s) -> Int32s:
+    """Where a context stands in each source: in the first row the states, in the second how many tokens match.
+
+    It is the end of a document where `ends` names its state; where that is -1 its last tokens, `tail`, are matched.
+    """
+    found = np.zeros((2, ends.shape[0]), np.int32)
+    for source in range(ends.shape[0]):
+        states, edges, table = automata[0][source], automata[1][source], automata[2][source]
+        if ends[source] < 0:
+            found[0, source], found[1, source] = match(states, edges, table, 0, 0, tail)
+        else:
+            found[0, source], found[1, source] = ends[source], states[ends[source], LENGTH]
     return found
 
 
 @compiled
 def grow_tree(
-    all_states: Sources,
-    all_edges: Sources,
-    all_tables: Sources,
-    kinds: Int32s,
-    weights: Floats,
-    at: Int32s,
-    lengths: Int32s,
-    root: int,
-    budget: int,
+    layouts: Int64s, kinds: Int32s, ends: Int32s, tail: Int32s, weights: Floats, budget: int
 ) -> tuple[Int32s, Floats]:
-    """A tree of at most `budget` nodes beside the root, likeliest path first.
+    """A tree of at most `budget` nodes beside the root, the last token of `tail`; likeliest path first.
 
-    Rows of the first array: token, parent, depth, origins. Rows of the second: log P(node | parent), and its sum
-    along the path.
+    `layouts` (int64[SOURCES, 6], see `index.Layout`) stands for arrays that the caller keeps alive and unchanged;
+    `kinds` and `ends` have an entry for each source in use, the first ones. Rows of the first result: token, parent,
+    depth, origins. Rows of the second: log P(node | parent), and its sum along the path.
     """
+    automata = opened(layouts)
+    all_states, all_edges, all_tables = automata
+    sources = kinds.shape[0]
     nodes, logs = np.zeros((4, budget + 1), np.int32), np.zeros((2, budget + 1))
-    nodes[0, 0], nodes[1, 0] = root, -1
-    node_at, node_lengths = np.zeros((budget + 1, SOURCES), np.int32), np.zeros((budget + 1, SOURCES), np.int32)
-    node_at[0], node_lengths[0] = at, lengths
-    tokens, chances, origins = np.empty(CANDIDATES, np.int32), np.empty(CANDIDATES), np.empty(CANDIDATES, np.int32)
-    room = (budget + 1) * 16
-    queue, queue_logs, waiting = np.empty((room, 3), np.int32), np.empty((room, 2)), 0
-    size, floor = 1, math.log(PROMISING)
-    while True:
+    nodes[0, 0], nodes[1, 0] = tail[-1], -1
+    node_at, node_lengths = np.empty((budget + 1, sources), np.int32), np.empty((budget + 1, sources), np.int32)
+    start = locate(automata, ends, tail)
+    node_at[0], node_lengths[0] = start[0], start[1]
+    at, lengths = start[0].copy(), start[1].copy()
+    candidates = (
+        np.empty(CANDIDATES, np.int32),
+        np.empty(CANDIDATES),
+        np.empty(CANDIDATES, np.int32),
+        np.full(HASHED, -1, np.int32),
+    )
+    room = (budget + 1) * CANDIDATES
+    queue, chances, reaches = np.empty((room, 3), np.int32), np.empty(room), np.empty(room)
+    heap, waiting, queued = np.empty(room, np.int32), 0, 0
+    size, reach = 1, 1.0
+    while size <= budget:
         node = size - 1
-        found = followers(
-            all_states, all_edges, kinds, weights, node_at[node], node_lengths[node], tokens, chances, origins
-        )
+        at[:], lengths[:] = node_at[node], node_lengths[node]
+        least = max(UNEXPLAINED, PROMISING / reach)
+        first = node * CANDIDATES
+        found = followers(all_states, all_edges, kinds, weights, at, lengths, least, candidates, first)
         for candidate in range(found):
-            log = math.log(chances[candidate])
-            if logs[1, node] + log > floor and waiting < room:
-                queue[waiting, 0], queue[waiting, 1], queue[waiting, 2] = tokens[candidate], node, origins[candidate]
-                queue_logs[waiting, 0], queue_logs[waiting, 1] = log, logs[1, node] + log
+            chance = candidates[1][candidate]
+            if reach * chance > PROMISING:
+                queue[queued, 0], queue[queued, 1] = candidates[0][candidate], node
+                queue[queued, 2] = candidates[2][candidate]
+                chances[queued], reaches[queued] = chance, reach * chance
+                push(heap, waiting, reaches, queued)
                 waiting += 1
-        if waiting == 0 or size > budget:
+                queued += 1
+        if waiting == 0:
             break
-        best = queue_logs[:waiting, 1].argmax()
-        parent = queue[best, 1]
+        best = pop(heap, waiting, reaches)
+        waiting -= 1
+        parent, reach = queue[best, 1], reaches[best]
         nodes[0, size], nodes[1, size], nodes[2, size] = queue[best, 0], parent, nodes[2, parent] + 1
         nodes[3, size] = queue[best, 2]
-        logs[:, size] = queue_logs[best]
-        waiting -= 1
-        queue[best], queue_logs[best] = queue[waiting], queue_logs[waiting]
-        for source in range(SOURCES):
+        logs[0, size] = math.log(chances[best])
+        logs[1, size] = logs[1, parent] + logs[0, size]
+        for source in range(sources):
             node_at[size, source], node_lengths[size, source] = step(
                 all_states[source],
                 all_edges[source],

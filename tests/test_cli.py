@@ -324,6 +324,22 @@ def test_api_20_replay_of_a_cut_stream_fails_in_one_line(
     assert captured.err == f"agentspec: run/0, messages[1]: {reason}\n"
 
 
+def test_replay_simulates_with_a_tokenizer_alone(
+    capsys: pytest.CaptureFixture[str], runs: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (tmp_path / name).write_bytes((tiny_model / name).read_bytes())
+    assert cli.main(["replay", str(runs), "--simulate", "--model", str(tmp_path), "--json", "--api-key", "sesame"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    total = report["all"]["all"]
+    assert total["arms"]["none"]["8"]["tokens_per_step"] == 1
+    assert total["arms"]["hybrid"]["64"]["tokens_per_step"] > total["arms"]["local"]["8"]["tokens_per_step"] > 1
+    assert report["settings"]["budgets"] == [8, 16, 32, 64]
+    assert "sesame" not in report["command"]
+    assert cli.main(["replay", str(runs), "--simulate", "--model", str(tmp_path)]) == 0
+    assert "Tokens per target step" in capsys.readouterr().out
+
+
 def test_replay_without_traces_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("\n")
     assert cli.main(["replay", str(tmp_path / "empty.jsonl"), "--url", "http://127.0.0.1:1"]) == 1

@@ -15,6 +15,7 @@ import agentspec
 from agentspec.commands.engine import loaded_engine
 from agentspec.commands.numbers import NumberIn, positive, whole
 from agentspec.commands.settings import add_settings, chosen_config
+from agentspec.commands.simulate import run_simulation
 from agentspec.config import Config
 from agentspec.errors import TraceError
 from agentspec.traces.options import ReplayOptions
@@ -84,6 +85,10 @@ def add_generation(group: "argparse._ArgumentGroup") -> None:
         group.add_argument(name, type=kind, default=value, metavar="N", help=f"{unit} (default {value:g})")
     arms = group.add_mutually_exclusive_group()
     arms.add_argument("--baseline", action="store_true", help="run each turn with speculation off and on and compare")
+    arms.add_argument(
+        "--simulate", action="store_true",
+        help="run no model: the recorded turns are what it would write; counts tokens per step at several budgets",
+    )  # fmt: skip
     arms.add_argument("--no-speculation", action="store_true", help="run with speculation off only")
 
 
@@ -94,6 +99,9 @@ def run_replay(arguments: argparse.Namespace) -> None:
     from agentspec.traces.report import print_report, report_of
 
     traces = chosen_traces(arguments)
+    if arguments.simulate:
+        command = without_key(arguments.command_line, arguments.api_key)
+        return run_simulation(traces, hosted_config(arguments), arguments.turns, command, as_json=arguments.json)
     options = replay_options(arguments)
     with contextlib.ExitStack() as stack:
         own = arguments.url is None

@@ -1,6 +1,7 @@
 """Chat messages to token ids through the model's own template, with tools even where the template has none."""
 
 import json
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,24 +59,52 @@ class Chat:
 
         Control tokens come from the template alone: those spelled out in messages or tools are encoded as text.
         """
+        mark = new_mark()
+        return self.control.encode(self.text(messages, tools, mark, asking=True), mark)
+
+    def answer(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        message: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> tuple[int, ...]:
+        """Token ids that a model would generate after `messages` to say `message`, to the end of its turn."""
+        mark = new_mark()
+        asked = self.text(messages, tools, mark, asking=True)
+        said = self.text([*messages, message], tools, mark, asking=False)
+        known = bisect_left(range(1, len(asked) + 1), True, key=lambda size: not said.startswith(asked[:size]))
+        ids = self.control.encode(said[known:], mark)
+        ends = self.end_tokens()
+        return ids[: next((at for at, id in enumerate(ids, 1) if id in ends), len(ids))]
+
+    def text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        mark: str,
+        *,
+        asking: bool,
+    ) -> str:
+        """What the template makes of a conversation, control tokens in it cut by `mark`; with `asking`, the start of
+        the assistant's turn at its end."""
         plain = [plain_message(message) for message in messages]
         if tools and not self.template_has_tools:
             plain = with_tool_note(plain, tools)
         if not self.template_has_tools:
             plain = [without_tool_fields(message) for message in plain]
-        mark = new_mark()
         try:
-            text = self.tokenizer.apply_chat_template(
-                self.control.cut(plain, mark),
-                tools=self.control.cut(tools, mark) if tools and self.template_has_tools else None,
-                add_generation_prompt=True,
-                tokenize=False,
+            return str(
+                self.tokenizer.apply_chat_template(
+                    self.control.cut(plain, mark),
+                    tools=self.control.cut(tools, mark) if tools and self.template_has_tools else None,
+                    add_generation_prompt=asking,
+                    tokenize=False,
+                )
             )
         except (TemplateError, TypeError, ValueError, KeyError) as error:
             raise InvalidRequest(
                 f"the model's chat template refuses the messages: {error}", param="messages"
             ) from error
-        return self.control.encode(text, mark)
 
     def tokenize(self, text: str, *, special: bool) -> tuple[int, ...]:
         """Token ids of a text as it is: control tokens spelled in it are real ones. With `special`, the tokenizer adds

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,15 +23,19 @@ def own(history: list[int]) -> Offer:
     """What a history says after its own end."""
     index = SuffixIndex()
     index.extend(history)
-    return Offer(index, index.end(), OWN)
+    return Offer(index, index.ends[-1], OWN)
 
 
-def shared(documents: list[list[int]], context: list[int]) -> Offer:
+def shared(documents: list[list[int]]) -> Offer:
     """What other documents say after a context."""
     index = SuffixIndex()
     for document in documents:
         index.extend(document, index.new_document())
-    return Offer(index, index.match(context), SHARED)
+    return Offer(index, kind=SHARED)
+
+
+def drafted(offers: list[Offer], context: list[int], budget: int) -> DraftTree:
+    return draft(offers, np.array(context, np.int32), budget)
 
 
 def path(tree: DraftTree, node: int) -> list[int]:
@@ -45,7 +50,7 @@ def path(tree: DraftTree, node: int) -> list[int]:
 @settings(deadline=None, max_examples=100)
 @given(tokens, st.lists(tokens, max_size=3), budgets)
 def test_a_draft_is_a_valid_tree(history: list[int], others: list[list[int]], budget: int) -> None:
-    tree = draft([own(history), shared(others, history)], history[-1], budget)
+    tree = drafted([own(history), shared(others)], history, budget)
     assert len(tree) <= budget + 1
     assert (tree.token[0], tree.parent[0], tree.depth[0], tree.cum[0], tree.origin[0]) == (history[-1], -1, 0, 0, 0)
     seen = {(-1, tree.token[0])}
@@ -69,7 +74,7 @@ def test_a_draft_is_a_valid_tree(history: list[int], others: list[list[int]], bu
 def test_every_path_continues_a_suffix_of_the_context_inside_one_document(
     history: list[int], others: list[list[int]]
 ) -> None:
-    tree = draft([own(history), shared(others, history)], history[-1], 32)
+    tree = drafted([own(history), shared(others)], history, 32)
     places = [document[at : at + 2] for document in [history, *others] for at in range(len(document) - 1)]
     for node in range(1, len(tree)):
         assert [tree.token[tree.parent[node]], tree.token[node]] in places
@@ -80,52 +85,52 @@ def test_every_path_continues_a_suffix_of_the_context_inside_one_document(
 def test_a_draft_is_a_function_of_the_past_only(past: list[int], future: list[int], budget: int) -> None:
     grown = SuffixIndex()
     grown.extend(past)
-    before = draft([Offer(grown, grown.end())], past[-1], budget)
+    before = drafted([Offer(grown, grown.ends[-1])], past, budget)
     grown.extend(future)
-    assert draft([own(past)], past[-1], budget) == before
+    assert drafted([own(past)], past, budget) == before
 
 
 @settings(deadline=None, max_examples=50)
 @given(tokens, st.integers(1, 20))
 def test_a_smaller_budget_cuts_the_same_tree(history: list[int], budget: int) -> None:
-    large, small = draft([own(history)], history[-1], 32), draft([own(history)], history[-1], budget)
+    large, small = drafted([own(history)], history, 32), drafted([own(history)], history, budget)
     assert small.token == large.token[: budget + 1]
     assert small.cum == large.cum[: budget + 1]
 
 
 def test_a_verbatim_repeat_gives_a_chain_as_long_as_the_budget() -> None:
     text = list(range(100, 200))
-    tree = draft([own([*text, 1, 2, 3, *text[:40]])], text[39], 48)
+    tree = drafted([own([*text, 1, 2, 3, *text[:40]])], [text[39]], 48)
     assert tree.token[1:33] == tuple(text[40:72])
     assert tree.depth[1:33] == tuple(range(1, 33))
 
 
 def test_an_end_of_a_document_is_not_crossed() -> None:
-    tree = draft([shared([[1, 2, 3], [4, 5, 6]], [1, 2])], 2, 8)
+    tree = drafted([shared([[1, 2, 3], [4, 5, 6]])], [1, 2], 8)
     assert path(tree, len(tree) - 1) == [3]
 
 
 def test_nothing_known_and_no_budget_propose_nothing() -> None:
-    assert draft([own([1])], 1, 8) == DraftTree.root(1)
-    assert draft([own([1, 2, 1])], 1, 0) == DraftTree.root(1)
-    assert draft([], 1, 8) == DraftTree.root(1)
+    assert drafted([own([1])], [1], 8) == DraftTree.root(1)
+    assert drafted([own([1, 2, 1])], [1], 0) == DraftTree.root(1)
+    assert drafted([], [1], 8) == DraftTree.root(1)
 
 
 def test_a_node_of_two_sources_carries_both_bits() -> None:
-    tree = draft([own([1, 2, 3, 1, 2]), shared([[1, 2, 3], [1, 2, 4]], [1, 2])], 2, 8)
+    tree = drafted([own([1, 2, 3, 1, 2]), shared([[1, 2, 3], [1, 2, 4]])], [1, 2], 8)
     origins = dict(zip(tree.token[1:], tree.origin[1:], strict=True))
     assert origins[3] == Origin.TRAJECTORY | Origin.SCOPE
     assert origins[4] == Origin.SCOPE
 
 
 def test_the_more_recent_follower_comes_first() -> None:
-    tree = draft([own([1, 2, 8, 1, 2, 9, 1, 2])], 2, 8)
+    tree = drafted([own([1, 2, 8, 1, 2, 9, 1, 2])], [1, 2], 8)
     assert tree.token[1] == 9
 
 
 def test_the_kernels_compile_once_for_all_callers() -> None:
     compile_kernels()
     before = [len(kernel.signatures) for kernel in KERNELS]
-    draft([own([1, 2, 1, 2]), shared([[1, 2]], [1])], 2, 4)
+    drafted([own([1, 2, 1, 2]), shared([[1, 2]])], [1, 2], 4)
     assert before == [1, 1, 1, 1]
     assert [len(kernel.signatures) for kernel in KERNELS] == before

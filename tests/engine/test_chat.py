@@ -203,3 +203,22 @@ def test_the_tokens_around_a_text_come_only_where_they_are_asked_for(plain_chat:
     bare = plain_chat.tokenize("ab", special=False)
     assert plain_chat.tokenize("ab", special=True) == (start, *bare)
     assert len(bare) == 2
+
+
+def test_an_answer_is_what_the_template_makes_of_it_up_to_the_end_of_the_turn(tiny_model: Path) -> None:
+    chat = Chat.load(tiny_model)
+    asked: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+    ids = chat.answer(asked, {"role": "assistant", "content": "a<|end|>b"}, None)
+    assert chat.tokenizer.decode(ids) == "a<|end|>b<|end|>"
+    assert ids[-1] == chat.tokenizer.eos_token_id and ids.count(ids[-1]) == 1
+
+
+def test_an_answer_with_calls_carries_them_as_the_template_writes_them(tiny_model: Path) -> None:
+    chat = Chat.load(tiny_model)
+    asked: list[dict[str, Any]] = [{"role": "user", "content": "Rome?"}]
+    answer = {"role": "assistant", "content": None, "tool_calls": [call("c1", "Rome")]}
+    plain = chat.tokenizer.decode(chat.answer(asked, answer, [WEATHER]))
+    assert plain == '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call><|end|>'
+    chat.tokenizer.chat_template = TOOL_TEMPLATE
+    written = chat.tokenizer.decode(Chat(chat.tokenizer).answer(asked, answer, [WEATHER]))
+    assert written == plain

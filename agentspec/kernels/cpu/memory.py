@@ -1,22 +1,10 @@
 """Addresses as arrays, inside compiled code."""
 
-from typing import Any
-
 import numpy as np
-from numba import carray, types
+from numba import carray
 from numpy.typing import NDArray
 
-from agentspec.compiled import compiled, operation
-
-
-@operation
-def pointer(typing: Any, address: Any, like: Any) -> Any:
-    """A pointer to values of the type of `like`."""
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(like)(types.int64, like), build
+from agentspec.compiled import compiled, pointer
 
 
 @compiled
