@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from agentspec.cache.automaton import Int32s
 from agentspec.cache.codec import Keys, join, named_by, newer, unpack
-from agentspec.cache.journal import SETTING, Found, read
+from agentspec.cache.journal import SETTING, Found, check_kind, read
 from agentspec.config import CacheConfig
 from agentspec.errors import ConfigError, StoreError
 from agentspec.types import Trajectory
@@ -64,6 +64,7 @@ async def inventory(config: CacheConfig) -> Inventory:
 def of_file(path: Path) -> Inventory:
     """What a file holds; another process may write to it meanwhile."""
     try:
+        check_kind(path)
         found = read(path.read_bytes())
     except ValueError:
         raise StoreError(f"{path} is no file of histories") from None

@@ -112,6 +112,12 @@ def read(data: bytes) -> Found:
     return Found(records, at, len(data), torn=True)
 
 
+def check_kind(path: Path) -> None:
+    """Raises `OSError` for what is there and no plain file: to open a pipe would wait for its other end."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no plain file", str(path))
+
+
 class Journal:
     """The file, open for writing by this process alone."""
 
@@ -121,6 +127,7 @@ class Journal:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.lock.acquire()
+            check_kind(path)
             self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         except Timeout:
             raise ConfigError(f"{SETTING}: {str(path)!r} is in use by another process") from None

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import random
 import subprocess
 import sys
@@ -16,10 +17,11 @@ from hypothesis import strategies as st
 
 from agentspec.cache import file_store
 from agentspec.cache.file_store import FileStore
+from agentspec.cache.inventory import of_file
 from agentspec.cache.journal import START, encode, read
 from agentspec.cache.store import MemoryStore
 from agentspec.config import CacheConfig
-from agentspec.errors import ConfigError
+from agentspec.errors import ConfigError, StoreError
 from agentspec.types import Scope, Trajectory
 from tests.full_disk import full_disk
 
@@ -295,3 +297,12 @@ def test_a_file_gives_what_memory_alone_would_have(actions: list[tuple[int, int,
 
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(run(folder))
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match="AGENTSPEC_CACHE_HISTORY_FILE.*it is no plain file"):
+        FileStore(config(path))
+    with pytest.raises(StoreError, match="cannot read .*: it is no plain file"):
+        of_file(path)
