@@ -302,7 +302,7 @@ def test_a_file_gives_what_memory_alone_would_have(actions: list[tuple[int, int,
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    with pytest.raises(ConfigError, match="AGENTSPEC_CACHE_HISTORY_FILE.*it is no plain file"):
+    with pytest.raises(ConfigError, match=r"AGENTSPEC_CACHE_HISTORY_FILE.*it is no plain file"):
         FileStore(config(path))
-    with pytest.raises(StoreError, match="cannot read .*: it is no plain file"):
+    with pytest.raises(StoreError, match=r"cannot read .*: it is no plain file"):
         of_file(path)
