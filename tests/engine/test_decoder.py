@@ -79,7 +79,7 @@ def trees(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int,
     return tokens, tuple(parents), tuple(depths)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(tree=trees(), cached=st.integers(0, 90), beside=st.lists(st.integers(1, 30), max_size=2), data=st.data())
 def test_every_node_has_the_bits_of_plain_decoding(
     target: Target,
