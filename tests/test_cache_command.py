@@ -95,6 +95,7 @@ def test_an_export_makes_an_equal_store(
     redis, again = ["--redis-url", redis_server.url], ["--history-file", str(tmp_path / "second")]
     fill(file)
     assert told(capsys, "export", *file, "--out", out) == {"exported": 3, "left_out": 0}
+    assert Path(out).stat().st_mode & 0o777 == 0o600, "it holds what was said, like the history file"
     assert told(capsys, "import", *redis, out) == {"imported": 3, "kept": 0}
     assert told(capsys, "export", *redis, "--out", out) == {"exported": 3, "left_out": 0}
     assert told(capsys, "import", *again, out) == {"imported": 3, "kept": 0}

@@ -128,7 +128,8 @@ def run_export(arguments: argparse.Namespace) -> None:
     readable = [kept for kept in inventory.kept if kept.tokens.size]
     part = arguments.out.with_name(f"{arguments.out.name}.part")
     try:
-        with part.open("w", encoding="utf-8") as file:
+        part.unlink(missing_ok=True)
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in lines(readable))
         os.replace(part, arguments.out)
     except OSError:
