@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -224,6 +225,8 @@ def test_a_damaged_export_is_named_and_nothing_is_imported(
         (["verify", "--history-file", "text"], 1, "text is no file of histories"),
         (["stats", "--redis-url", "redis://127.0.0.1:1/0"], 1, "cannot read the Redis of AGENTSPEC_CACHE_REDIS_URL"),
         (["verify", "--redis-url", "junk"], 2, "AGENTSPEC_CACHE_REDIS_URL must be a Redis URL"),
+        (["export", "--history-file", "old", "--out", "pipe"], 2, "'pipe' is no plain file, and would be replaced"),
+        (["export", "--history-file", "old", "--out", "./old"], 2, "'old' is the history file itself"),
         (["import", "--history-file", "new", "missing"], 1, "missing: No such file"),
         (["import", "--redis-url", "redis://127.0.0.1:1/0", "good"], 1, "the store takes no more"),
     ],
@@ -234,6 +237,7 @@ def test_what_cannot_be_done_is_told_in_one_line(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     Path("text").write_text("hello")
+    os.mkfifo("pipe")
     fill(["--history-file", "old"])
     cli.main(["cache", "export", "--history-file", "old", "--out", "good"])
     capsys.readouterr()

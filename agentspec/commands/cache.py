@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentspec.commands.settings import add_settings, chosen_config
-from agentspec.errors import StoreError
+from agentspec.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
     from agentspec.cache.inventory import Inventory, Kept
@@ -124,6 +124,7 @@ def run_export(arguments: argparse.Namespace) -> None:
     """Writes all that can be read; a file that is not whole never has the name that was asked for."""
     from agentspec.cache.portable import lines
 
+    check_target(arguments)
     inventory = found(arguments)
     readable = [kept for kept in inventory.kept if kept.tokens.size]
     part = arguments.out.with_name(f"{arguments.out.name}.part")
@@ -136,6 +137,16 @@ def run_export(arguments: argparse.Namespace) -> None:
         part.unlink(missing_ok=True)
         raise
     report(arguments, {"exported": len(readable), "left_out": len(inventory.kept) - len(readable)})
+
+
+def check_target(arguments: argparse.Namespace) -> None:
+    """Raises `ConfigError` for a target not to be replaced: what is no plain file, and the history file itself."""
+    target: Path = arguments.out
+    if target.exists() and not target.is_file():
+        raise ConfigError(f"--out: {str(target)!r} is no plain file, and would be replaced")
+    source = chosen_config(arguments).cache.history_file
+    if source and target.resolve() == Path(source).expanduser().resolve():
+        raise ConfigError(f"--out: {str(target)!r} is the history file itself")
 
 
 def run_import(arguments: argparse.Namespace) -> None:
