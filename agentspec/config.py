@@ -136,6 +136,12 @@ class CacheConfig:
     scope_tokens: int = 1_000_000
     """Most tokens of finished turns in the index over a scope's recent trajectories."""
 
+    scaffold_tokens: int = 8192
+    """Most tokens of what is drafted from the tools of one request; 0 drafts nothing from them."""
+
+    scaffold_bytes: int = 32 * 1024**2
+    """Bytes that the indexes of these may take, all requests' together; least recently used leave first."""
+
     memory_bytes: int = 512 * 1024**2
     """Bytes that in-process histories and indexes may take; least recently used leave first."""
 

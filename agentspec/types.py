@@ -18,6 +18,12 @@ class Origin(IntFlag):
     GRAMMAR = 4
     """Text that the request's grammar leaves no choice about."""
 
+    SCAFFOLD = 8
+    """What the request's tools and schema fix of an answer: names, keys, and the markup around them."""
+
+    PREDICTION = 16
+    """The text that the request predicts as its answer."""
+
 
 class FinishReason(StrEnum):
     """Why a generation ended, in OpenAI's words."""
@@ -46,6 +52,20 @@ class Grammar:
     text: str
     param: str
     """Field of the request that it came from, for errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What a request says of the form of its answer; drafts are made of it, nothing is enforced."""
+
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """The tools that may be called, as the model sees them."""
+
+    schema: Any = None
+    """JSON schema of an answer; None where there is none."""
+
+    digest: bytes = b""
+    """Equal for equal outlines alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +159,8 @@ class SpeculationParams:
     """Most draft nodes in one step, the root not counted."""
 
     drafters: tuple[str, ...] | None = None
-    """Allowed sources by lower-case `Origin` name (`trajectory`, `scope`, `grammar`); None allows all."""
+    """Allowed sources by lower-case `Origin` name (`trajectory`, `scope`, `grammar`, `scaffold`,
+    `prediction`); None allows all."""
 
     exact: bool = False
     """Draft only where a row's logits have the same bits in any pass, so that drafts provably change nothing."""
@@ -182,6 +203,12 @@ class GenerationRequest:
 
     grammar: Grammar | None = None
     """What the completion must match; the engine raises `InvalidRequest` for one that it cannot compile."""
+
+    outline: Outline = Outline()
+    """What is known of the form of the completion."""
+
+    prediction: tuple[int, ...] = ()
+    """What the completion is likely to be for the most part; drafts are made of it, nothing is enforced."""
 
 
 @dataclass(frozen=True, slots=True)

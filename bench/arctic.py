@@ -28,7 +28,7 @@ from agentspec.cache.automaton import Int32s
 from agentspec.cache.draft import compile_kernels
 from agentspec.cache.index import SuffixIndex
 from agentspec.cache.retrieval import Histories
-from agentspec.commands.simulate import encoder, tokenizer_of
+from agentspec.commands.simulate import encoder, scaffolder, tokenizer_of
 from agentspec.config import CacheConfig, Config, ModelConfig
 from agentspec.traces.files import read_traces
 from agentspec.traces.gain import counts, interval, redraws
@@ -110,12 +110,13 @@ def arms_of(names: Sequence[str]) -> dict[str, Drafting]:
     return arms
 
 
-def recordings(files: Sequence[Path], model: str, limit: int | None) -> Iterable[Recording]:
-    """The first runs of each file, in tokens."""
-    encode = encoder(tokenizer_of(Config(model=ModelConfig(name=model))))
+def recordings(files: Sequence[Path], model: str, limit: int | None, turns: int | None = None) -> Iterable[Recording]:
+    """The first runs of each file, in tokens, at most their first `turns` turns."""
+    chat = tokenizer_of(Config(model=ModelConfig(name=model)))
+    encode, scaffold = encoder(chat), scaffolder(chat, CacheConfig().scaffold_tokens)
     for file in files:
         for trace in list(read_traces([file]))[:limit]:
-            yield recording_of(trace, encode)
+            yield recording_of(trace, encode, turns, scaffold)
 
 
 def resident() -> int:
@@ -215,7 +216,7 @@ def steps(arguments: argparse.Namespace) -> None:
     runs = list[Simulated]()
     for file in arguments.files:
         start = time.perf_counter()
-        chosen = recordings([file], arguments.model, arguments.limit)
+        chosen = recordings([file], arguments.model, arguments.limit, arguments.turns)
         runs += simulate(chosen, arms_of(arguments.arms))
         print(f"{file.name}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
     if arguments.json:
@@ -288,6 +289,7 @@ def main() -> None:
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--model", default="smollm2-135m", help="whose tokenizer and template")
     parser.add_argument("--limit", type=int, help="runs of each file")
+    parser.add_argument("--turns", type=int, help="of each run, for `steps`")
     parser.add_argument("--arms", nargs="+", default=["lookup", "local", "hybrid", "arctic:4:0.1"])
     parser.add_argument("--outputs", action="store_true", help="time drafts beside a tree over earlier outputs")
     parser.add_argument("--everything", action="store_true", help="tables of all runs")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agentspec.cache.automaton import Int32s, Int64s
+from agentspec.cache.automaton import LENGTH, Int32s, Int64s
 from agentspec.cache.estimate import OWN, WEIGHTS
 from agentspec.cache.index import SuffixIndex
 from agentspec.cache.tree import SOURCES, grow_tree
@@ -18,10 +18,19 @@ class Offer:
 
     index: SuffixIndex
     end: int = -1
-    """State of the document's end, from `SuffixIndex.ends`; -1 for none."""
+    """State of the document's end, from `SuffixIndex.ends`, or of another place in it; -1 for none."""
 
     kind: int = OWN
-    """`OWN` or `SHARED`."""
+    """`OWN`, `SHARED`, `SCAFFOLD` or `PREDICTION`."""
+
+    length: int | None = None
+    """How many tokens lead to that state; None for as many as it stands for at most."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """State and length."""
+        longest = int(self.index.states[self.end, LENGTH]) if self.end >= 0 else 0
+        return self.end, longest if self.length is None else self.length
 
 
 EMPTY = SuffixIndex()
@@ -30,12 +39,12 @@ Columns = tuple[Int64s, Int32s, Int32s, Int32s]
 
 def columns(offers: Sequence[Offer], tail: Int32s) -> Columns:
     """Offers after a context whose last tokens are `tail`, as kernels take them: layouts of `SOURCES` indexes, the last
-    ones empty; kinds and ends of the offers alone; the tail. Nobody may extend the indexes meanwhile."""
+    ones empty; kinds, ends and their lengths of the offers alone; the tail. Nobody may extend the indexes meanwhile."""
     layouts = [offer.index.layout for offer in offers] + [EMPTY.layout] * (SOURCES - len(offers))
     return (
         np.array(layouts, np.int64),
         np.array([offer.kind for offer in offers], np.int32),
-        np.array([offer.end for offer in offers], np.int32),
+        np.array([offer.place for offer in offers], np.int32).reshape(-1, 2).T.copy(),
         tail,
     )
 

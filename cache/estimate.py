@@ -8,8 +8,13 @@ where x describes how long the context is, how often it occurred and how many di
 import numpy as np
 from numpy.typing import NDArray
 
-OWN, SHARED = 0, 1
-"""Kinds of index: of the trajectory itself, and over its scope."""
+from agentspec.types import Origin
+
+OWN, SHARED, SCAFFOLD, PREDICTION = 0, 1, 2, 3
+"""Kinds of index: of the trajectory itself, over its scope, of what a request's tools fix, of the text it predicts."""
+
+ORIGINS: NDArray[np.int32] = np.array([Origin.TRAJECTORY, Origin.SCOPE, Origin.SCAFFOLD, Origin.PREDICTION], np.int32)
+"""The origin that nodes of each kind have."""
 
 WEIGHTS: NDArray[np.float64] = np.array(
     [
@@ -17,9 +22,14 @@ WEIGHTS: NDArray[np.float64] = np.array(
         [-1.274, -0.284, 1.025, -1.015, 0.510, 0.272, 0.506, 1.874],
         [-1.220, -0.603, 0.650, -0.796, -0.244, 0.755, 0.400, 1.057],
         [-1.617, 0.012, 0.947, -0.820, -0.013, 0.381, 0.684, 0.840],
+        [-1.620, -0.603, 0.650, -0.796, -0.244, 0.755, 0.400, 1.057],
+        [-2.017, 0.012, 0.947, -0.820, -0.013, 0.381, 0.684, 0.840],
+        [-1.662, -0.416, 0.832, -0.792, 0.820, 0.090, 0.815, 1.994],
+        [-1.274, -0.284, 1.025, -1.015, 0.510, 0.272, 0.506, 1.874],
     ]
 )
-"""Rows: own shorter contexts, own longest context, shared shorter ones, shared longest one.
+"""Rows: own shorter contexts, own longest context, shared shorter ones, shared longest one; the same of scaffolds and
+of predictions, which were not fitted: shared ones with less trust, and own ones as they are.
 
 Columns: constant, log of the length, log of the occurrences, log of the number of followers, 1 if there is one
 follower, log of the span, that again if there is one follower; last the weight of the most recent follower beside the
@@ -35,3 +45,6 @@ LONG = 32
 SOLE = 1.7
 """A token without a rival is accepted length / (length + `SOLE`) of the time, or what its contexts say if more. The
 only follower of a context that is long and has a long span is accepted span / (span + `SOLE`) of the time."""
+
+ENDING = 0.03
+"""A value that a scaffold leaves open ends at a token that can follow it this part of the time."""

@@ -1,12 +1,31 @@
 """The drafter of one request: what its trajectory, its trajectory's parent and its scope would say next."""
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
+from agentspec.cache.automaton import Int32s
 from agentspec.cache.draft import Offer, draft
 from agentspec.cache.estimate import OWN, SHARED
 from agentspec.cache.history import Conversation, TrajectoryHistory
-from agentspec.cache.index import as_tokens
+from agentspec.cache.index import SuffixIndex, as_tokens
+from agentspec.cache.prediction import Prediction, PredictionGuide
+from agentspec.cache.scaffold import ScaffoldGuide
 from agentspec.types import DraftTree, Origin, Outcome
+
+
+class Guide(Protocol):
+    """What is known of one answer beside any history."""
+
+    @property
+    def origin(self) -> Origin: ...
+
+    def offer(self) -> Offer | None:
+        """What it can be asked now."""
+        ...
+
+    def observe(self, tokens: Int32s) -> None:
+        """The answer goes on."""
+        ...
 
 
 class HistorySession:
@@ -26,6 +45,7 @@ class HistorySession:
         self.allowed = allowed
         self.finish = finish
         self.closed = False
+        self.guides: list[Guide] = []
 
     def propose(self, budget: int) -> DraftTree:
         """A tree of at most `budget` nodes beside the root, likeliest first by `cum`."""
@@ -42,7 +62,8 @@ class HistorySession:
                 found += self.parent.index.offers(OWN)
         if Origin.SCOPE in self.allowed:
             found += self.history.scope.index.offers(SHARED)
-        return found
+        guided = [guide.offer() for guide in self.guides if guide.origin in self.allowed]
+        return found + [offer for offer in guided if offer is not None]
 
     def observe(self, outcome: Outcome) -> None:
         """Add the committed tokens to the trajectory's history. After `close` they are ignored."""
@@ -51,6 +72,8 @@ class HistorySession:
             if not self.closed:
                 self.history.extend(self.conversation, tokens)
                 self.history.note(outcome)
+                for guide in self.guides:
+                    guide.observe(tokens)
 
     def close(self) -> None:
         """The turn ended: what is new in it joins the scope's index and the store. Closing again does nothing.
@@ -63,3 +86,11 @@ class HistorySession:
             self.closed = True
             self.conversation.busy = False
         self.finish(self)
+
+
+def compile_guides() -> None:
+    """Load or compile the kernels of guides, as `compile_kernels` does for the others."""
+    guides: list[Guide] = [PredictionGuide(Prediction([1, 2])), ScaffoldGuide(SuffixIndex, [1])]
+    for guide in guides:
+        guide.observe(as_tokens([3]))
+        guide.offer()

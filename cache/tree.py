@@ -15,13 +15,15 @@ from agentspec.cache.automaton import (
     NEXT,
     RECENT,
     TOKEN,
+    Arrays,
     Floats,
     Int32s,
     Int64s,
     match,
     step,
 )
-from agentspec.cache.estimate import LOGS, LONG, SOLE
+from agentspec.cache.estimate import ENDING, LOGS, LONG, ORIGINS, SCAFFOLD, SOLE
+from agentspec.cache.gaps import GAP, chance_of_gap, inside_gap, step_over
 from agentspec.compiled import compiled, pointer
 
 Sources = tuple[Int32s, ...]
@@ -29,10 +31,10 @@ Automata = tuple[Sources, Sources, Sources]
 """States, edges and tables of `SOURCES` automata."""
 
 Candidates = tuple[Int32s, Floats, Int32s, Int32s]
-"""Of the tokens after a node: ids, probabilities, kinds of index that know them, and a hash of places in these."""
+"""Of the tokens after a node: ids, probabilities, origins, and a hash of places in these."""
 
-SOURCES = 6
-"""Automata of one draft: own, parent's and scope's, two generations each."""
+SOURCES = 8
+"""Automata of one draft: own, parent's and scope's, two generations each, the scaffold and the prediction."""
 
 FOLLOWERS = 32
 """Followers of one context that are looked at, most recent first."""
@@ -94,12 +96,14 @@ def place(candidates: Candidates, first: int, found: int, token: int) -> int:
 
 @compiled
 def add(candidates: Candidates, first: int, found: int, token: int, chance: float, kind: int) -> int:
-    """Give a candidate, known or new, more probability; the number of candidates."""
+    """Give a candidate, known or new, more probability; the number of candidates. A gap is none."""
+    if token == GAP:
+        return found
     at = place(candidates, first, found, token)
     if at < 0:
         return found
     candidates[1][at] += chance
-    candidates[2][at] |= 1 << kind
+    candidates[2][at] |= ORIGINS[kind]
     return max(found, at + 1)
 
 
@@ -156,8 +160,7 @@ def longest_of(lengths: Int32s) -> int:
 
 @compiled
 def followers(
-    all_states: Sources,
-    all_edges: Sources,
+    automata: Automata,
     kinds: Int32s,
     weights: Floats,
     at: Int32s,
@@ -168,27 +171,38 @@ def followers(
 ) -> int:
     """Candidates for the token after a context, from the longest match in any source to the shortest; their number.
 
-    Stops when no more than `least` is left for shorter contexts. Moves `at` and `lengths` to them.
+    Stops when no more than `least` is left for shorter contexts. Moves `at` and `lengths` to them. Where a scaffold has
+    a gap, the gap's part stays for other contexts, and inside it the end of the value gets a small part of its own.
     """
-    found, left, levels, longest = 0, 1.0, 0, 0
-    while left > least and levels < LEVELS:
+    all_states, all_edges, all_tables = automata
+    found, left, levels, forms, longest = 0, 1.0, 0, 0, 0
+    while left > least and levels + forms < LEVELS:
         source = longest_of(lengths)
-        length, state, states = lengths[source], at[source], all_states[source]
+        length, state, kind = lengths[source], at[source], kinds[source]
         if length == 0:
             break
+        states, edges = all_states[source], all_edges[source]
+        automaton = states, edges, all_tables[source]
         link, degree = states[state, LINK], states[state, DEGREE]
         shorter = max(0, states[link, LENGTH])
+        before = forms if kind == SCAFFOLD else levels
+        row, span = weights[2 * kind + (before == 0)], length - shorter
+        total = followed(states, edges, state) if degree > 0 else 0
+        if kind == SCAFFOLD and inside_gap(automaton, state):
+            unit = ENDING * left / (total + row[7])
+            found = spread(states, edges, state, unit, row[7], kind, candidates, first, found)
+            lengths[source] = 0
+            continue
         if degree > 0:
-            row, span = weights[2 * kinds[source] + (levels == 0)], length - shorter
-            total = followed(states, all_edges[source], state)
             part = share(row, length, span, total, degree)
-            if levels == 0 and span >= LONG and degree == 1:
+            if before == 0 and span >= LONG and degree == 1 and kind != SCAFFOLD:
                 part = max(part, span / (span + SOLE))
             unit = part * left / (total + row[7])
-            found = spread(states, all_edges[source], state, unit, row[7], kinds[source], candidates, first, found)
-            left -= part * left
-            longest = max(longest, length)
-            levels += 1
+            found = spread(states, edges, state, unit, row[7], kind, candidates, first, found)
+            gap = chance_of_gap(automaton, state, total, row[7]) if kind == SCAFFOLD else 0.0
+            left -= part * left * (1.0 - gap)
+            longest = max(longest, length) if gap == 0.0 else longest
+            forms, levels = forms + (kind == SCAFFOLD), levels + (kind != SCAFFOLD)
         at[source], lengths[source] = link, shorter
     if found == 1:
         candidates[1][0] = max(candidates[1][0], longest / (longest + SOLE))
@@ -234,51 +248,62 @@ def table_at(address: int, count: int) -> Int32s:
 
 
 @compiled
+def all_rows(layouts: Int64s, column: int) -> Sources:
+    """The states, in column 0 of a layout, or the edges, in column 2, of `SOURCES` automata."""
+    return (
+        rows_at(layouts[0, column], layouts[0, column + 1], 6),
+        rows_at(layouts[1, column], layouts[1, column + 1], 6),
+        rows_at(layouts[2, column], layouts[2, column + 1], 6),
+        rows_at(layouts[3, column], layouts[3, column + 1], 6),
+        rows_at(layouts[4, column], layouts[4, column + 1], 6),
+        rows_at(layouts[5, column], layouts[5, column + 1], 6),
+        rows_at(layouts[6, column], layouts[6, column + 1], 6),
+        rows_at(layouts[7, column], layouts[7, column + 1], 6),
+    )
+
+
+@compiled
+def all_tables(layouts: Int64s) -> Sources:
+    """The tables of `SOURCES` automata."""
+    return (
+        table_at(layouts[0, 4], layouts[0, 5]),
+        table_at(layouts[1, 4], layouts[1, 5]),
+        table_at(layouts[2, 4], layouts[2, 5]),
+        table_at(layouts[3, 4], layouts[3, 5]),
+        table_at(layouts[4, 4], layouts[4, 5]),
+        table_at(layouts[5, 4], layouts[5, 5]),
+        table_at(layouts[6, 4], layouts[6, 5]),
+        table_at(layouts[7, 4], layouts[7, 5]),
+    )
+
+
+@compiled
 def opened(layouts: Int64s) -> Automata:
     """The automata of `SOURCES` layouts."""
-    one, two, three, four, five, six = layouts[0], layouts[1], layouts[2], layouts[3], layouts[4], layouts[5]
-    return (
-        (
-            rows_at(one[0], one[1], 6),
-            rows_at(two[0], two[1], 6),
-            rows_at(three[0], three[1], 6),
-            rows_at(four[0], four[1], 6),
-            rows_at(five[0], five[1], 6),
-            rows_at(six[0], six[1], 6),
-        ),
-        (
-            rows_at(one[2], one[3], 6),
-            rows_at(two[2], two[3], 6),
-            rows_at(three[2], three[3], 6),
-            rows_at(four[2], four[3], 6),
-            rows_at(five[2], five[3], 6),
-            rows_at(six[2], six[3], 6),
-        ),
-        (
-            table_at(one[4], one[5]),
-            table_at(two[4], two[5]),
-            table_at(three[4], three[5]),
-            table_at(four[4], four[5]),
-            table_at(five[4], five[5]),
-            table_at(six[4], six[5]),
-        ),
-    )
+    return all_rows(layouts, 0), all_rows(layouts, 2), all_tables(layouts)
 
 
 @compiled
 def locate(automata: Automata, ends: Int32s, tail: Int32s) -> Int32s:
     """Where a context stands in each source: in the first row the states, in the second how many tokens match.
 
-    It is the end of a document where `ends` names its state; where that is -1 its last tokens, `tail`, are matched.
+    `ends` names both; where a state is -1 the context's last tokens, `tail`, are matched.
     """
-    found = np.zeros((2, ends.shape[0]), np.int32)
-    for source in range(ends.shape[0]):
-        states, edges, table = automata[0][source], automata[1][source], automata[2][source]
-        if ends[source] < 0:
+    found = ends.copy()
+    for source in range(ends.shape[1]):
+        if ends[0, source] < 0:
+            states, edges, table = automata[0][source], automata[1][source], automata[2][source]
             found[0, source], found[1, source] = match(states, edges, table, 0, 0, tail)
-        else:
-            found[0, source], found[1, source] = ends[source], states[ends[source], LENGTH]
     return found
+
+
+@compiled
+def stepped(kind: int, arrays: Arrays, state: int, length: int, token: int) -> tuple[int, int]:
+    """The longest match in a source of some kind after one more token."""
+    states, edges, table = arrays
+    if kind == SCAFFOLD:
+        return step_over(states, edges, table, state, length, token)
+    return step(states, edges, table, state, length, token)
 
 
 @compiled
@@ -288,8 +313,8 @@ def grow_tree(
     """A tree of at most `budget` nodes beside the root, the last token of `tail`; likeliest path first.
 
     `layouts` (int64[SOURCES, 6], see `index.Layout`) stands for arrays that the caller keeps alive and unchanged;
-    `kinds` and `ends` have an entry for each source in use, the first ones. Rows of the first result: token, parent,
-    depth, origins. Rows of the second: log P(node | parent), and its sum along the path.
+    `kinds` and `ends` (see `locate`) have a column for each source in use, the first ones. Rows of the first result:
+    token, parent, depth, origins. Rows of the second: log P(node | parent), and its sum along the path.
     """
     automata = opened(layouts)
     all_states, all_edges, all_tables = automata
@@ -315,7 +340,7 @@ def grow_tree(
         at[:], lengths[:] = node_at[node], node_lengths[node]
         least = max(UNEXPLAINED, PROMISING / reach)
         first = node * CANDIDATES
-        found = followers(all_states, all_edges, kinds, weights, at, lengths, least, candidates, first)
+        found = followers(automata, kinds, weights, at, lengths, least, candidates, first)
         for candidate in range(found):
             chance = candidates[1][candidate]
             if reach * chance > PROMISING:
@@ -333,12 +358,11 @@ def grow_tree(
         nodes[0, size], nodes[1, size], nodes[2, size] = queue[best, 0], parent, nodes[2, parent] + 1
         nodes[3, size] = queue[best, 2]
         logs[0, size] = math.log(chances[best])
-        logs[1, size] = logs[1, parent] + logs[0, size]
+        logs[1, size] = math.log(reach)
         for source in range(sources):
-            node_at[size, source], node_lengths[size, source] = step(
-                all_states[source],
-                all_edges[source],
-                all_tables[source],
+            node_at[size, source], node_lengths[size, source] = stepped(
+                kinds[source],
+                (all_states[source], all_edges[source], all_tables[source]),
                 node_at[parent, source],
                 node_lengths[parent, source],
                 nodes[0, size],

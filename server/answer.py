@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 from agentspec.errors import InternalError
-from agentspec.types import Delta, FinishReason, Report, Trajectory
+from agentspec.types import Delta, FinishReason, Origin, Report, Trajectory
+
+PREDICTION = str(Origin.PREDICTION.name).lower()
 
 LINE_BREAKS = {ord(char): f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
 """Characters that some stream readers take for the end of a line."""
@@ -41,6 +43,9 @@ class Frame:
 
     with_report: bool = False
     """Whether the whole report is attached."""
+
+    with_prediction: bool = False
+    """Whether usage says what became of a prediction."""
 
     id: str = field(default_factory=new_id)
     created: int = field(default_factory=now)
@@ -127,7 +132,10 @@ class Answer(ABC):
         return {"id": f"{self.id_prefix}-{frame.id}", "object": kind, "created": frame.created, "model": frame.model}
 
     def _usage(self) -> dict[str, Any]:
-        return usage(self._prompt_reports(), self._choice_reports())
+        found = usage(self._prompt_reports(), self._choice_reports())
+        if self.frame.with_prediction:
+            found["completion_tokens_details"] = prediction_usage(self._choice_reports())
+        return found
 
     def _choice_reports(self) -> list[Report]:
         return [self._reports[index] for index in range(self.frame.choices)]
@@ -156,6 +164,15 @@ def usage(prompts: Sequence[Report], choices: Sequence[Report]) -> dict[str, Any
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(report.cached_tokens for report in prompts)},
     }
+
+
+def prediction_usage(choices: Sequence[Report]) -> dict[str, int]:
+    """Tokens that were drafted from the prediction, by what verification said."""
+    drafted, accepted = (
+        sum(count for counts in told for names, count in counts.items() if PREDICTION in names.split("+"))
+        for told in ([report.drafted for report in choices], [report.accepted for report in choices])
+    )
+    return {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
 
 
 def timings(prompts: Sequence[Report], choices: Sequence[Report]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -21,8 +21,17 @@ from agentspec.server.access import Access
 from agentspec.server.answer import Answer, Frame, encode, now
 from agentspec.server.body import parse_object, read_body
 from agentspec.server.chat_answer import ChatAnswer
-from agentspec.server.constrain import grammar_of
-from agentspec.server.convert import Prompt, fold_system, generation_requests, plain_messages, plain_tools, prompts_of
+from agentspec.server.constrain import grammar_of, schema_of
+from agentspec.server.convert import (
+    Prompt,
+    fold_system,
+    generation_requests,
+    outline_of,
+    plain_messages,
+    plain_tools,
+    prediction_of,
+    prompts_of,
+)
 from agentspec.server.failures import Failures, error_response, routing_error
 from agentspec.server.generation import Generation
 from agentspec.server.identity import Identity
@@ -40,7 +49,7 @@ from agentspec.server.respond import EventStream, WholeAnswer
 from agentspec.server.text_answer import TextAnswer
 from agentspec.server.text_logprobs import Speller
 from agentspec.server.wire import ChatRequest, Generating, TextRequest, parse_request, unknown_fields
-from agentspec.types import Grammar, Worker
+from agentspec.types import Grammar, Outline, Worker
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +106,9 @@ class Prepared:
     grammar: Grammar | None
     answer: Callable[[Frame], Answer]
     digests: Sequence[bytes] = ()
+    outline: Outline = field(default_factory=Outline)
+    prediction: Prompt | None = None
+    """None where none was given."""
 
 
 class Service:
@@ -121,7 +133,9 @@ class Service:
         prepared = await asyncio.to_thread(prepare, body)
         asked = prepared.asked
         trajectory = self._identity.resolve(request.headers, asked, prepared.digests)
-        wanted = generation_requests(asked, prepared.prompts, trajectory, self._worker.window, prepared.grammar)
+        requests = generation_requests(asked, prepared.prompts, trajectory, self._worker.window, prepared.grammar)
+        outline, prediction = prepared.outline, prepared.prediction or ()
+        wanted = [replace(request, outline=outline, prediction=prediction) for request in requests]
         started = request.scope["agentspec.started"]
         generation = Generation(self._worker.generate(*wanted), request.receive, self.metrics, started)
         frame = Frame(
@@ -131,6 +145,7 @@ class Service:
             n=asked.n,
             with_usage=asked.stream_options.include_usage,
             with_report=asked.speculation.report,
+            with_prediction=prepared.prediction is not None,
         )
         answer = prepared.answer(frame)
         if asked.stream:
@@ -183,7 +198,10 @@ class Service:
         prompt = self._worker.render(fold_system(messages), tools)
         token_bytes = self._worker.token_bytes if asked.logprobs else None
         answer = partial(ChatAnswer, with_tools=tools is not None, token_bytes=token_bytes)
-        return Prepared(asked, [prompt], grammar, answer, self._identity.digests(asked, tools, messages))
+        digests = self._identity.digests(asked, tools, messages)
+        outline = outline_of(tools, schema_of(asked, grammar))
+        prediction = None if asked.prediction is None else prediction_of(asked, self._worker)
+        return Prepared(asked, [prompt], grammar, answer, digests, outline, prediction)
 
     def _prepare_text(self, body: bytes) -> Prepared:
         """Parses, checks and tokenizes; runs in a thread too."""

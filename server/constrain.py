@@ -124,6 +124,13 @@ def response_schema(asked: Generating) -> Any:
     )
 
 
+def schema_of(asked: Generating, grammar: Grammar | None) -> Any:
+    """The JSON schema of a checked request's answer; None where it is free or anything but JSON."""
+    if grammar is not None and grammar.kind is GrammarKind.JSON_SCHEMA:
+        return json.loads(grammar.text)
+    return response_schema(asked)
+
+
 def json_grammar(schema: Any, param: str) -> Grammar:
     return Grammar(GrammarKind.JSON_SCHEMA, schema_text(schema, param), param)
 

@@ -1,5 +1,7 @@
 """From a parsed request to what the worker takes."""
 
+import hashlib
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -7,7 +9,7 @@ from typing import Any
 
 from agentspec.errors import ContextTooLong, InvalidRequest
 from agentspec.server.wire import ChatRequest, Generating, Message, Speculation, TextRequest, Tool
-from agentspec.types import GenerationRequest, Grammar, SamplingParams, SpeculationParams, Trajectory, Worker
+from agentspec.types import GenerationRequest, Grammar, Outline, SamplingParams, SpeculationParams, Trajectory, Worker
 
 SEED_RANGE = 2**63
 SEED_STEP = 0x9E3779B97F4A7C15
@@ -62,6 +64,26 @@ def plain_tools(asked: ChatRequest) -> list[dict[str, Any]] | None:
 def plain_tool(tool: Tool) -> dict[str, Any]:
     wanted = {"name", "description", "parameters"}
     return {"type": "function", "function": tool.function.model_dump(include=wanted, exclude_none=True)}
+
+
+def outline_of(tools: Sequence[Mapping[str, Any]] | None, schema: Any) -> Outline:
+    """What tools and a schema say of an answer's form."""
+    if not tools and schema is None:
+        return Outline()
+    text = json.dumps((tools, schema))
+    return Outline(tuple(tools or ()), schema, hashlib.blake2b(text.encode(), digest_size=16).digest())
+
+
+def prediction_of(asked: ChatRequest, worker: Worker) -> Prompt:
+    """The predicted answer as token ids; raises `ContextTooLong` for one that no answer could be."""
+    if asked.prediction is None or not asked.prediction.content:
+        return ()
+    tokens = worker.tokenize(asked.prediction.content, special=False)
+    if len(tokens) > worker.window:
+        raise ContextTooLong(
+            f"prediction: has {len(tokens)} tokens; the model's window holds {worker.window}", param="prediction"
+        )
+    return tokens
 
 
 def prompts_of(asked: TextRequest, worker: Worker) -> list[Prompt]:

@@ -13,7 +13,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],),
     "guided_whitespace_pattern": (),
     "modalities": (["text"],),
-    "prediction": (),
     "reasoning_effort": ("none",),
     "service_tier": ("auto", "default"),
     "store": (False,),
@@ -24,7 +23,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 """Values, beside null, that ask for nothing and so are accepted."""
 
 NEUTRAL_FOR_CHAT: Mapping[str, tuple[Any, ...]] = {"echo": (False,), "prompt_logprobs": (), "suffix": ("",)}
-NEUTRAL_FOR_TEXT: Mapping[str, tuple[Any, ...]] = {"suffix": ("",), "tools": ([],)}
+NEUTRAL_FOR_TEXT: Mapping[str, tuple[Any, ...]] = {"prediction": (), "suffix": ("",), "tools": ([],)}
 """The same for what one endpoint cannot honour; a suffix would have to be written before."""
 
 

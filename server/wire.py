@@ -155,6 +155,16 @@ class Tool(Wire):
     function: Function
 
 
+def text_of_prediction(content: Any) -> Any:
+    """Content as one string; an empty list of parts predicts nothing."""
+    return "" if as_list(content) == [] else join_parts(content)
+
+
+class Prediction(Wire):
+    type: Literal["content"]
+    content: Annotated[str, BeforeValidator(text_of_prediction)]
+
+
 class StreamOptions(Wire):
     include_usage: bool = False
 
@@ -216,6 +226,7 @@ class ChatRequest(Generating):
     tools: list[Tool] = []
     tool_choice: Any = None
     parallel_tool_calls: bool = True
+    prediction: Prediction | None = None
 
     @model_validator(mode="after")
     def needs_logprobs(self) -> "ChatRequest":

@@ -15,7 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from agentspec.cache.automaton import Int32s
+from agentspec.cache.index import SuffixIndex
 from agentspec.cache.retrieval import Histories
+from agentspec.cache.scaffold import ScaffoldGuide, indexed
 from agentspec.cache.session import HistorySession
 from agentspec.compiled import compiled
 from agentspec.config import CacheConfig
@@ -62,6 +64,8 @@ class Recording:
     """Task or session, the id where that is not known."""
 
     turns: tuple[Written, ...]
+    scaffold: tuple[Int32s, ...] = ()
+    """Documents of what its tools fix of an answer, see `cache.scaffold`."""
 
     def prompts(self) -> Iterator[tuple[Int32s, Int32s]]:
         """Whole prompts and answers."""
@@ -71,8 +75,10 @@ class Recording:
             yield prompt, turn.answer
 
 
-def recording_of(trace: Trace, encode: Encode, most: int | None = None) -> Recording:
-    """A trace in tokens, at most its first `most` turns."""
+def recording_of(
+    trace: Trace, encode: Encode, most: int | None = None, scaffold: Callable[[Trace], Sequence[Int32s]] = lambda _: ()
+) -> Recording:
+    """A trace in tokens, at most its first `most` turns, with its scaffold."""
     turns, before = list[Written](), np.empty(0, np.int32)
     for turn in list(trace.turns())[:most]:
         prompt, answer = (np.array(ids, np.int32) for ids in encode(turn))
@@ -81,7 +87,8 @@ def recording_of(trace: Trace, encode: Encode, most: int | None = None) -> Recor
         kept = int(different[0]) if different.size else size
         turns.append(Written(kept, prompt[kept:].copy(), answer))
         before = prompt
-    return Recording(trace.id, trace.source, trace.domain, trace.group or trace.id, tuple(turns))
+    documents = tuple(scaffold(trace))
+    return Recording(trace.id, trace.source, trace.domain, trace.group or trace.id, tuple(turns), documents)
 
 
 def with_reasoning(message: Message) -> Message:
@@ -205,11 +212,28 @@ class Retrieval:
         self.loop.run_until_complete(self.histories.flush())
 
 
+class Scaffolded(Retrieval):
+    """The histories with what the tools of a run fix of its answers."""
+
+    def __init__(self, config: CacheConfig) -> None:
+        super().__init__(config, None)
+        self.scaffold = "", SuffixIndex()
+        """Of the run with an id."""
+
+    def open(self, recording: Recording, prompt: Int32s) -> None:
+        super().open(recording, prompt)
+        if self.scaffold[0] != recording.id:
+            self.scaffold = recording.id, indexed(recording.scaffold)
+        index = self.scaffold[1]
+        self.current.guides.append(ScaffoldGuide(lambda: index, prompt))
+
+
 ARMS: Mapping[str, Callable[[CacheConfig], Drafting]] = {
     "none": lambda _: Nothing(),
     "lookup": lambda _: PromptLookup(),
     "local": lambda config: Retrieval(config, frozenset({"trajectory"})),
     "hybrid": lambda config: Retrieval(config, None),
+    "scaffold": Scaffolded,
 }
 """What a simulation compares, by name."""
 

@@ -1,7 +1,7 @@
 """`agentspec replay --simulate`: how many tokens a step histories alone would have made, without a model."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +9,7 @@ from agentspec.commands.models import pulled
 from agentspec.config import Config
 
 if TYPE_CHECKING:
+    from agentspec.cache.automaton import Int32s
     from agentspec.engine.chat import Chat
     from agentspec.traces.schema import Trace
     from agentspec.traces.simulate import Encode
@@ -24,11 +25,12 @@ def run_simulation(
     from agentspec.traces.gain import print_simulation, simulation_report
     from agentspec.traces.simulate import ARMS, BUDGETS, recording_of, simulate
 
-    encode = encoder(tokenizer_of(config))
+    chat = tokenizer_of(config)
+    encode, scaffold = encoder(chat), scaffolder(chat, config.cache.scaffold_tokens)
     total = sum(len(list(trace.turns())[:turns]) for trace in traces)
     with turn_progress() as progress:
         runs = simulate(
-            (recording_of(trace, encode, turns) for trace in traces),
+            (recording_of(trace, encode, turns, scaffold) for trace in traces),
             {name: make(config.cache) for name, make in ARMS.items()},
             progress=lambda done: progress(done, total),
         )
@@ -57,3 +59,11 @@ def encoder(chat: "Chat") -> "Encode":
         chat.render(turn.prompt, turn.trace.tools),
         chat.answer(turn.prompt, with_reasoning(turn.trace.messages[turn.index]), turn.trace.tools),
     )
+
+
+def scaffolder(chat: "Chat", most: int) -> "Callable[[Trace], list[Int32s]]":
+    """The scaffold of a run's tools, of at most so many tokens."""
+    from agentspec.engine.outline import documents
+    from agentspec.types import Outline
+
+    return lambda trace: documents(chat, Outline(tuple(trace.tools)), most) if trace.tools else []

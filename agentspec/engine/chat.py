@@ -70,12 +70,22 @@ class Chat:
     ) -> tuple[int, ...]:
         """Token ids that a model would generate after `messages` to say `message`, to the end of its turn."""
         mark = new_mark()
+        ids = self.control.encode(self.reply(messages, message, tools, mark), mark)
+        ends = self.end_tokens()
+        return ids[: next((at for at, id in enumerate(ids, 1) if id in ends), len(ids))]
+
+    def reply(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        message: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] | None,
+        mark: str,
+    ) -> str:
+        """What the template writes after `messages` for `message`, perhaps with more after the end of its turn."""
         asked = self.text(messages, tools, mark, asking=True)
         said = self.text([*messages, message], tools, mark, asking=False)
         known = bisect_left(range(1, len(asked) + 1), True, key=lambda size: not said.startswith(asked[:size]))
-        ids = self.control.encode(said[known:], mark)
-        ends = self.end_tokens()
-        return ids[: next((at for at, id in enumerate(ids, 1) if id in ends), len(ids))]
+        return said[known:]
 
     def text(
         self,

@@ -15,8 +15,10 @@ import torch
 
 from agentspec.cache.codec import digest_of
 from agentspec.cache.draft import compile_kernels
+from agentspec.cache.prediction import Prediction, PredictionGuide
 from agentspec.cache.retrieval import Histories
-from agentspec.cache.session import HistorySession
+from agentspec.cache.scaffold import ScaffoldGuide
+from agentspec.cache.session import HistorySession, compile_guides
 from agentspec.cache.store import HistoryStore
 from agentspec.config import Config
 from agentspec.engine.chat import Chat
@@ -29,6 +31,7 @@ from agentspec.engine.loop import StepLoop
 from agentspec.engine.models import ensure
 from agentspec.engine.prefix import KVPool
 from agentspec.engine.profile import stored_cost_table
+from agentspec.engine.scaffolds import Scaffolds
 from agentspec.engine.target import AnyTarget
 from agentspec.engine.text import TextStream, TokenBytes
 from agentspec.engine.wheels import Progress, silent
@@ -57,6 +60,7 @@ class Engine:
         self.histories = histories
         self.token_bytes_of = TokenBytes(chat.tokenizer)
         self.grammars = Grammars(chat.tokenizer, self.token_bytes_of, target.vocabulary, end_tokens)
+        self.scaffolds = Scaffolds(chat, config.cache)
         self.cost = LearnedCost(stored_cost_table(target, profile_of(config)))
         self.loop = StepLoop(target, config.engine, self.cost)
         self._window = usable_window(config, target.window, self.loop.pool)
@@ -76,6 +80,7 @@ class Engine:
         torch.set_num_threads(config.model.threads or usable_cores())
         folder = ensure(config.model.name, config.model.home, progress=progress)
         compile_kernels()
+        compile_guides()
         return Engine.from_folder(config, folder, Histories(config.cache, store))
 
     @staticmethod
@@ -120,10 +125,13 @@ class Engine:
         sessions: list[HistorySession] = []
         jobs: list[Job] = []
         try:
+            predictions = {request.prediction: await predicted(request) for request in checked}
             for index, request in enumerate(checked):
                 constraint = await self.grammars.constraint(request)
                 session = await self._open_history(request)
-                sessions += [] if session is None else [session]
+                if session is not None:
+                    sessions.append(session)
+                    self._guide(session, request, predictions[request.prediction])
                 job = self._job(request, session, sender(deltas, asyncio.get_running_loop(), index))
                 job.constraint = constraint
                 jobs.append(job)
@@ -153,6 +161,7 @@ class Engine:
 
     async def forget(self, trajectory: Trajectory) -> bool:
         digests = {digest_of(trajectory)}
+        self.scaffolds.forget(trajectory.scope)
         pages = await asyncio.wrap_future(self._errand(lambda: self.loop.forget(trajectory.scope, digests)))
         history = await self.histories.delete(trajectory)
         if history is None:
@@ -161,6 +170,7 @@ class Engine:
 
     def _forget_pages(self, scope: Scope, digests: frozenset[str]) -> None:
         """Another process deleted trajectories."""
+        self.scaffolds.forget(scope)
         with suppress(Unavailable):
             self._errand(lambda: self.loop.forget(scope, digests))
 
@@ -186,7 +196,7 @@ class Engine:
     def stats(self) -> Mapping[str, float]:
         if not self._thread.is_alive():
             raise Unavailable("the engine has stopped")
-        return {**self.loop.stats(), **self.histories.stats()}
+        return {**self.loop.stats(), **self.histories.stats(), "scaffold_bytes": self.scaffolds.bytes}
 
     async def close(self) -> None:
         """Fail what is running, end the thread, flush the histories."""
@@ -195,6 +205,7 @@ class Engine:
             self._wake.notify()
         await asyncio.to_thread(self._thread.join)
         self.grammars.close()
+        await asyncio.to_thread(self.scaffolds.close)
         await self.histories.close()
 
     def _checked(self, request: GenerationRequest) -> GenerationRequest:
@@ -223,6 +234,11 @@ class Engine:
                     raise InvalidRequest(
                         f"{param}: the model's tokens are below {vocabulary}, got {token}", param=param
                     )
+        if len(request.prediction) > self.window:
+            raise ContextTooLong(
+                f"prediction: has {len(request.prediction)} tokens; the model's window holds {self.window}",
+                param="prediction",
+            )
         if request.sampling.min_tokens > request.max_tokens:
             raise InvalidRequest(
                 f"min_tokens: {request.sampling.min_tokens} is more than the {request.max_tokens} tokens asked for",
@@ -236,6 +252,14 @@ class Engine:
         sources = None if allowed is None else frozenset(allowed)
         start = self.histories.branch if request.branch else self.histories.open
         return await start(request.trajectory, request.prompt, sources)
+
+    def _guide(self, session: HistorySession, request: GenerationRequest, prediction: Prediction | None) -> None:
+        """Give a session what its request says of the answer."""
+        scaffold = self.scaffolds.find(request.trajectory.scope, request.outline)
+        if scaffold is not None:
+            session.guides.append(ScaffoldGuide(scaffold, request.prompt))
+        if prediction is not None:
+            session.guides.append(PredictionGuide(prediction))
 
     def _job(
         self, request: GenerationRequest, session: HistorySession | None, send: Callable[[Delta | Exception], None]
@@ -300,6 +324,13 @@ class Engine:
                 if self._closing:
                     return
             self.loop.step()
+
+
+async def predicted(request: GenerationRequest) -> Prediction | None:
+    """The prediction of a request, indexed in a thread; None where it has none, or no drafts."""
+    if not request.prediction or not request.speculation.enabled:
+        return None
+    return await asyncio.to_thread(Prediction, request.prediction)
 
 
 def profile_of(config: Config) -> Path:

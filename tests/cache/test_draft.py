@@ -10,12 +10,17 @@ from hypothesis import strategies as st
 from agentspec.cache.automaton import extend, known_prefix, match
 from agentspec.cache.draft import Offer, compile_kernels, draft
 from agentspec.cache.estimate import OWN, SHARED
+from agentspec.cache.gaps import match_over
 from agentspec.cache.index import SuffixIndex
+from agentspec.cache.prediction import Prediction, PredictionGuide, resumed
+from agentspec.cache.prediction import path as path_of
+from agentspec.cache.scaffold import ScaffoldGuide
+from agentspec.cache.session import Guide, compile_guides
 from agentspec.cache.tree import grow_tree
 from agentspec.types import DraftTree, Origin
 
 tokens = st.lists(st.integers(0, 5), min_size=1, max_size=60)
-KERNELS: list[Any] = [extend, match, known_prefix, grow_tree]
+KERNELS: list[Any] = [extend, match, known_prefix, grow_tree, match_over, resumed, path_of]
 budgets = st.integers(0, 40)
 
 
@@ -130,7 +135,15 @@ def test_the_more_recent_follower_comes_first() -> None:
 
 def test_the_kernels_compile_once_for_all_callers() -> None:
     compile_kernels()
+    compile_guides()
     before = [len(kernel.signatures) for kernel in KERNELS]
-    drafted([own([1, 2, 1, 2]), shared([[1, 2]])], [1, 2], 4)
-    assert before == [1, 1, 1, 1]
+    index = SuffixIndex()
+    index.extend([1, 2, 3, 1, 2])
+    guides: list[Guide] = [PredictionGuide(Prediction([1, 2, 1, 4, 1, 3])), ScaffoldGuide(lambda: index, (5, 1, 2))]
+    for guide in guides:
+        guide.observe(np.array([1, 2, 4, 1], np.int32))
+    offers = [offer for offer in (guide.offer() for guide in guides) if offer is not None]
+    drafted([own([1, 2, 1, 2]), shared([[1, 2]]), *offers], [1, 2], 4)
+    assert len(offers) == 2
+    assert before == [1] * len(KERNELS)
     assert [len(kernel.signatures) for kernel in KERNELS] == before

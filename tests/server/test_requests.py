@@ -174,7 +174,6 @@ def test_api_29_the_limit_is_cut_to_the_room_left(asked: int | None, given: int)
     ("name", "value"),
     [
         ("functions", [{"name": "f"}]),
-        ("prediction", {"type": "content", "content": "x"}),
         ("best_of", 2),
         ("echo", True),
         ("prompt_logprobs", 1),

@@ -1,6 +1,7 @@
 """Simulation without a model: what counts as a step, and that nothing drafts from what is still to come."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentspec.cache.automaton import Int32s
+from agentspec.cache.gaps import GAP
 from agentspec.config import CacheConfig
 from agentspec.traces.schema import Trace, Turn, parse_trace
 from agentspec.traces.simulate import (
@@ -130,7 +132,10 @@ def test_no_draft_knows_what_is_still_to_come(prompt: list[int], answer: list[in
 
 
 @settings(deadline=None, max_examples=20)
-@given(st.lists(st.tuples(tokens, tokens), min_size=1, max_size=3), st.sampled_from(["lookup", "local", "hybrid"]))
+@given(
+    st.lists(st.tuples(tokens, tokens), min_size=1, max_size=3),
+    st.sampled_from(["lookup", "local", "hybrid", "scaffold"]),
+)
 def test_budgets_together_are_budgets_one_by_one(turns: list[tuple[list[int], list[int]]], arm: str) -> None:
     recordings = [run(str(at), turn, turn) for at, turn in enumerate(turns)]
     together = simulate(recordings, {arm: ARMS[arm](CacheConfig())}, BUDGETS)
@@ -153,6 +158,19 @@ def test_hybrid_knows_earlier_runs_and_local_does_not() -> None:
     assert steps(runs, "local", 64) == [40, 40]
     assert steps(runs, "hybrid", 64)[0] == 40
     assert steps(runs, "hybrid", 64)[1] < 6
+
+
+def test_the_scaffold_helps_the_very_first_answer() -> None:
+    prompt, answer = [7, 1, 2, 3], [4, 5, 6, 7, 90, 91, 8, 9, 10]
+    scaffold = (ids([1, 2, 3, 4, 5, 6, 7, GAP, 8, 9, 10]),)
+    alone = run("a", (prompt, answer))
+    known = replace(alone, scaffold=scaffold)
+    arms = {arm: ARMS[arm](CacheConfig()) for arm in ("hybrid", "scaffold")}
+    runs = simulate([known], arms)
+    assert steps(runs, "hybrid", 16) == [9]
+    assert steps(runs, "scaffold", 16)[0] <= 5
+    runs = simulate([alone], {arm: ARMS[arm](CacheConfig()) for arm in ("hybrid", "scaffold")})
+    assert steps(runs, "scaffold", 16) == steps(runs, "hybrid", 16)
 
 
 @settings(deadline=None, max_examples=100)
@@ -190,7 +208,9 @@ def test_a_recording_keeps_prompts_by_what_is_new_and_gives_them_whole() -> None
         ([97, 98], [99]),
         ([97, 98, 99, 100], [101]),
     ]
-    assert recording.group == "g"
+    assert recording.group == "g" and recording.scaffold == ()
+    known = recording_of(trace(tools=[]), letters, scaffold=lambda of: [ids([len(of.tools or "none")])])
+    assert [document.tolist() for document in known.scaffold] == [[4]]
     assert len(recording_of(trace(), letters, 1).turns) == 1
     assert recording_of(trace(), letters).group == "t"
 
