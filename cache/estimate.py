@@ -22,14 +22,14 @@ WEIGHTS: NDArray[np.float64] = np.array(
         [-1.274, -0.284, 1.025, -1.015, 0.510, 0.272, 0.506, 1.874],
         [-1.220, -0.603, 0.650, -0.796, -0.244, 0.755, 0.400, 1.057],
         [-1.617, 0.012, 0.947, -0.820, -0.013, 0.381, 0.684, 0.840],
-        [-1.620, -0.603, 0.650, -0.796, -0.244, 0.755, 0.400, 1.057],
-        [-2.017, 0.012, 0.947, -0.820, -0.013, 0.381, 0.684, 0.840],
+        [-3.220, -0.603, 0.650, -0.796, -0.244, 0.755, 0.400, 1.057],
+        [-3.617, 0.012, 0.947, -0.820, -0.013, 0.381, 0.684, 0.840],
         [-1.662, -0.416, 0.832, -0.792, 0.820, 0.090, 0.815, 1.994],
         [-1.274, -0.284, 1.025, -1.015, 0.510, 0.272, 0.506, 1.874],
     ]
 )
 """Rows: own shorter contexts, own longest context, shared shorter ones, shared longest one; the same of scaffolds and
-of predictions, which were not fitted: shared ones with less trust, and own ones as they are.
+of predictions, which were not fitted: shared ones with much less trust, and own ones as they are.
 
 Columns: constant, log of the length, log of the occurrences, log of the number of followers, 1 if there is one
 follower, log of the span, that again if there is one follower; last the weight of the most recent follower beside the
