@@ -46,7 +46,7 @@ def slow_resumed(predicted: list[int], tail: list[int], last: int) -> tuple[int,
     return min(found)[2:] if found else (-1, 0)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(tokens, st.lists(st.integers(0, 3), min_size=1, max_size=LOOK_BACK), st.integers(0, 40))
 def test_the_place_found_again_equals_that_of_its_slow_twin(predicted: list[int], tail: list[int], last: int) -> None:
     assert resumed(array(predicted), array(tail), last) == slow_resumed(predicted, tail, last)
@@ -91,7 +91,7 @@ def test_a_long_match_leads_back_all_the_same() -> None:
     assert guide.place == 10 + BEHIND + 1
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(tokens, tokens)
 def test_any_answer_to_any_prediction_is_written(predicted: list[int], answer: list[int]) -> None:
     assert steps(predicted, answer) <= len(answer)

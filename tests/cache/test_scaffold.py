@@ -34,7 +34,7 @@ def answered(text: Sequence[int], values: Sequence[int]) -> list[list[int]]:
     return [list(range(100, 100 + next(lengths, 1))) if token == GAP else [token] for token in text]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(st.lists(gapped, min_size=1, max_size=3), st.lists(st.integers(1, 40), max_size=5))
 def test_an_answer_is_followed_through_its_values(
     parts: list[tuple[list[int], list[list[int]]]], sizes: list[int]
@@ -55,7 +55,7 @@ def paths(tree: DraftTree) -> list[tuple[int, ...]]:
     return found
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(st.lists(gapped, min_size=1, max_size=3), st.lists(tokens, min_size=1, max_size=20), st.integers(1, 30))
 def test_a_gap_is_never_drafted_and_chances_add_up(
     parts: list[tuple[list[int], list[list[int]]]], history: list[int], budget: int

@@ -160,7 +160,7 @@ schemas = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(schemas)
 def test_any_schema_gives_examples_that_are_json(schema: Any) -> None:
     for example in examples(schema):
