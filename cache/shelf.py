@@ -28,6 +28,7 @@ class Shelf:
         self.bytes = 0
         self.bytes_of: Counter[Scope] = Counter()
         self.evictions = 0
+        """Histories and scopes that left for others."""
 
     def find(self, trajectory: Trajectory) -> TrajectoryHistory | None:
         """A trajectory's history, now the most recently used."""
@@ -80,6 +81,7 @@ class Shelf:
             return
         for key in [key for key, history in self.trajectories.items() if key[0] == scope and not history.busy]:
             self.drop(key)
+            self.evictions += 1
             if self.bytes_of[scope] <= self.scope_budget:
                 return
 
@@ -89,6 +91,7 @@ class Shelf:
             return
         for key in [key for key, history in self.trajectories.items() if not history.busy]:
             self.drop(key)
+            self.evictions += 1
             if self.bytes <= self.budget:
                 break
         else:
@@ -102,7 +105,6 @@ class Shelf:
         """Forget a trajectory's history."""
         if self.trajectories.pop(key, None) is not None:
             self.account(key, 0)
-            self.evictions += 1
 
     def drop_scope(self, scope: Scope) -> None:
         """Forget what a scope without trajectories shared."""
