@@ -150,8 +150,8 @@ def unknown(name: str, catalog: Mapping[str, PackagedModel]) -> str:
     if name.endswith(".gguf") or name.startswith(("/", ".", "~")):
         return f"{name}: there is no such model file or folder"
     near = difflib.get_close_matches(name.lower(), catalog, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return f"unknown model {name!r}{hint} Known are {', '.join(catalog)}, folders, .gguf files and hub ids org/name"
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return f"unknown model {name!r}{hint}; known are {', '.join(catalog)}, folders, .gguf files and hub ids (org/name)"
 
 
 def check_space(model: PackagedModel, home: Path) -> None:
