@@ -13,8 +13,8 @@ from agentspec.traces.simulate import Simulated
 
 MEANINGS = {
     "lookup": "copies what followed the same last three, two or one tokens earlier in the run",
-    "local": 'drafts from the run\'s own history, as `"drafters": ["trajectory"]` does',
-    "hybrid": "drafts from the run's own history and those of the runs before it, as the server does unless told",
+    "local": "drafts from the run's own history",
+    "hybrid": "drafts from the run's own history and those of the runs before it, as a server does",
 }
 """What each arm of a simulation drafts."""
 

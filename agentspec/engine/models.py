@@ -118,14 +118,14 @@ def build(source: Path, folder: Path, origin: dict[str, object], progress: Progr
         if leftover.exists():
             shutil.rmtree(leftover)
     partial.mkdir(parents=True)
-    progress(f"convert {folder.name}", 0, 1)
+    progress(f"convert {folder.name} to float32", 0, 1)
     try:
         convert(source, partial)
         write_manifest(partial, origin)
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    progress(f"convert {folder.name}", 1, 1)
+    progress(f"convert {folder.name} to float32", 1, 1)
 
 
 def checked_folder(path: Path) -> Path:

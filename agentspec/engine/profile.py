@@ -73,7 +73,7 @@ def stored_cost_table(
     if table is not None:
         warm_up(target)
         return table
-    log.info("measuring what a pass costs here, once for this model")
+    log.info("computing the first passes and measuring what they cost, once for this model")
     table = measure(target)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

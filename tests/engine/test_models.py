@@ -88,7 +88,7 @@ def test_pull_downloads_joins_and_converts(tmp_path: Path, monkeypatch: pytest.M
     assert manifest["source"] == {"name": "tiny", "gguf_sha256": model.sha256}
     assert manifest["files"]["model.safetensors"] == {"bytes": len(WEIGHTS), "sha256": model.sha256}
     assert not (tmp_path / "home" / "downloads" / "tiny").exists()
-    assert ("join tiny", len(WEIGHTS), len(WEIGHTS)) in seen and seen[-1] == ("convert tiny", 1, 1)
+    assert ("join tiny", len(WEIGHTS), len(WEIGHTS)) in seen and seen[-1] == ("convert tiny to float32", 1, 1)
     assert all(0 <= done <= total for _, done, total in seen)
 
 
