@@ -337,7 +337,7 @@ def test_replay_simulates_with_a_tokenizer_alone(
     assert report["settings"]["budgets"] == [8, 16, 32, 64]
     assert "sesame" not in report["command"]
     assert cli.main(["replay", str(runs), "--simulate", "--model", str(tmp_path)]) == 0
-    assert "Tokens per target step" in capsys.readouterr().out
+    assert "Tokens per step (a pass of the model)" in capsys.readouterr().out
 
 
 def test_replay_without_traces_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
