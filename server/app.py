@@ -39,6 +39,7 @@ from agentspec.server.options import (
 from agentspec.server.respond import EventStream, WholeAnswer
 from agentspec.server.text_answer import TextAnswer
 from agentspec.server.text_logprobs import Speller
+from agentspec.server.tokens import detokenized, tokenized
 from agentspec.server.wire import ChatRequest, Generating, TextRequest, parse_request, unknown_fields
 from agentspec.types import Grammar, Worker
 
@@ -63,6 +64,8 @@ def create_app(worker: Worker, config: ServerConfig) -> Starlette:
     routes = [
         Route("/v1/chat/completions", service.chat, methods=["POST"]),
         Route("/v1/completions", service.text, methods=["POST"]),
+        Route("/tokenize", service.tokenize, methods=["POST"]),
+        Route("/detokenize", service.detokenize, methods=["POST"]),
         Route("/v1/models", service.models),
         Route("/v1/models/{name:path}", service.model),
         Route("/v1/trajectories/{id:path}", service.trajectory),
@@ -135,6 +138,25 @@ class Service:
         if asked.stream:
             return EventStream(generation, answer, self._config.keepalive_s)
         return WholeAnswer(generation, answer)
+
+    async def tokenize(self, request: Request) -> Response:
+        return await self._converted(request, tokenized)
+
+    async def detokenize(self, request: Request) -> Response:
+        return await self._converted(request, detokenized)
+
+    async def _converted(self, request: Request, convert: Callable[[dict[str, Any], Worker], Any]) -> Response:
+        """What `convert` makes of the body, in a thread because long texts take long."""
+        body = await read_body(request, self._config.max_body_bytes, self._config.receive_s)
+
+        def converted() -> Any:
+            raw = parse_object(body)
+            made = convert(raw, self._worker)
+            if raw.get("model") is not None:
+                self._check_model(raw["model"])
+            return made
+
+        return json_response(await asyncio.to_thread(converted))
 
     async def models(self, request: Request) -> Response:
         return json_response({"object": "list", "data": [self._model_object()]})

@@ -247,7 +247,7 @@ class TextRequest(Generating):
     """Whether the tokenizer adds the tokens that it puts around every text."""
 
 
-Request = TypeVar("Request", bound=Generating)
+Request = TypeVar("Request", bound=Wire)
 
 
 def parse_request(kind: type[Request], body: dict[str, Any]) -> Request:
