@@ -254,6 +254,8 @@ def test_models_path_of_a_folder_and_of_a_missing_model(capsys: pytest.CaptureFi
     assert capsys.readouterr().out == f"{tmp_path}\n"
     assert cli.main(["models", "path", "smollm2-135m", "--home", str(tmp_path)]) == 1
     assert "run: agentspec models pull smollm2-135m" in capsys.readouterr().err
+    assert cli.main(["models", "path", "smollm", "--home", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.startswith("agentspec: unknown model 'smollm' (did you mean")
 
 
 def test_traces_validate_names_the_wrong_line(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
