@@ -111,13 +111,11 @@ class FileStore(MemoryStore):
 
     def rewrite_now(self) -> None:
         """Write the file anew, at the start."""
-        snapshot = self.begin_anew()
         try:
-            self.journal.rewrite(in_parts(snapshot))
+            self.journal.rewrite(in_parts(self.begin_anew()))
+            self.is_anew()
         except OSError as error:
             self.failed(error)
-        else:
-            self.is_anew()
 
     def snapshot(self) -> list[tuple[Trajectory, Int32s, int, float]]:
         """All that is in memory now."""
@@ -246,8 +244,7 @@ class FileStore(MemoryStore):
 
     async def rewrite(self) -> None:
         """Write the file anew with what is in memory now; what is added meanwhile follows."""
-        snapshot = self.begin_anew()
-        await asyncio.to_thread(self.journal.rewrite, in_parts(snapshot))
+        await asyncio.to_thread(self.journal.rewrite, in_parts(self.begin_anew()))
         self.is_anew()
 
     def begin_anew(self) -> list[tuple[Trajectory, Int32s, int, float]]:
