@@ -1,5 +1,6 @@
 """The nouns of AgentSpec: plain frozen records, no behaviour beyond what their fields imply, no heavy import."""
 
+import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
@@ -183,6 +184,9 @@ class GenerationRequest:
     grammar: Grammar | None = None
     """What the completion must match; the engine raises `InvalidRequest` for one that it cannot compile."""
 
+    received: float = field(default_factory=time.monotonic, compare=False)
+    """When it came, by the monotonic clock: nothing of it stays if its trajectory is deleted from then on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -346,8 +350,8 @@ class Worker(Protocol):
     async def forget(self, trajectory: Trajectory) -> bool:
         """Delete all that is kept of a trajectory: whether there was anything.
 
-        Requests of it that are running go on and leave nothing. Raises `Unavailable` when the store does not confirm
-        that it deleted its part, or the worker is gone.
+        Requests of it that were received before go on and leave nothing. Raises `Unavailable` when the store does not
+        confirm that it deleted its part, or the worker is gone.
         """
         ...
 

@@ -94,17 +94,22 @@ class ScopeHistory:
     sources: OrderedDict[str, None] = field(default_factory=OrderedDict)
     """Ids of the trajectories whose turns it has, or had, the latest last."""
 
+    unlisted: bool = False
+    """It has, or had, turns of others too."""
+
     def learns_from(self, name: str) -> None:
         """Note that a trajectory's turns go into the index."""
         self.sources[name] = None
         self.sources.move_to_end(name)
         if len(self.sources) > MAX_SOURCES:
             self.sources.popitem(last=False)
+            self.unlisted = True
 
     def clear(self, limit: int) -> None:
         """Forget everything. The caller holds the lock."""
         self.index = RollingIndex(limit)
         self.sources.clear()
+        self.unlisted = False
 
 
 class TrajectoryHistory:
