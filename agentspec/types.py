@@ -245,7 +245,8 @@ class TrajectoryState:
     """Of its indexed history, in the memory of this process."""
 
     stored_bytes: int
-    """Of its history in the store: a Redis, or the file of this process."""
+    """Of its history in the store: of its chunks in a Redis; of its records in the file of this process, once that is
+    written anew."""
 
     kv_bytes: int
     """Of pages of keys and values, those included that other trajectories begin with too."""

@@ -9,13 +9,14 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from agentspec.cache import damaged
 from agentspec.cache.automaton import Int32s
 from agentspec.cache.index import Tokens
 from agentspec.cache.journal import SETTING, Found, Journal, Record, encode, file_at, in_parts, no_space, read
-from agentspec.cache.store import MemoryStore
+from agentspec.cache.store import MemoryStore, Stored
 from agentspec.config import CacheConfig
 from agentspec.errors import ConfigError
 from agentspec.types import Scope, Trajectory
@@ -287,6 +288,14 @@ class FileStore(MemoryStore):
             await asyncio.wait([self.worker])
         self.journal.close()
         await super().close()
+
+    async def describe(self, trajectory: Trajectory) -> Stored | None:
+        """What is kept of a trajectory, in bytes of the file once that is written anew."""
+        stored = await super().describe(trajectory)
+        if stored is None:
+            return None
+        entry = self.kept[trajectory.scope, trajectory.id]
+        return replace(stored, bytes=len(encode(trajectory, entry.tokens, entry.turns, entry.updated)))
 
     def stats(self) -> Mapping[str, float]:
         """What memory holds, and how the file does."""

@@ -32,6 +32,7 @@ class Shelf:
         self.bytes = 0
         self.bytes_of: Counter[Scope] = Counter()
         self.evictions = 0
+        """Histories and scopes that left for others."""
 
     def find(self, trajectory: Trajectory) -> TrajectoryHistory | None:
         """A trajectory's history, now the most recently used."""
@@ -84,6 +85,7 @@ class Shelf:
             return
         for key in [key for key, history in self.trajectories.items() if key[0] == scope and not history.busy]:
             self.drop(key)
+            self.evictions += 1
             if self.bytes_of[scope] <= self.scope_budget:
                 return
 
@@ -93,6 +95,7 @@ class Shelf:
             return
         for key in [key for key, history in self.trajectories.items() if not history.busy]:
             self.drop(key)
+            self.evictions += 1
             if self.bytes <= self.budget:
                 break
         else:
@@ -108,7 +111,6 @@ class Shelf:
         if history is not None:
             self.left[key] = history
             self.account(key, 0)
-            self.evictions += 1
 
     def forget(self, trajectory: Trajectory) -> bool:
         """Keep nothing of a trajectory that was deleted; whether it was here."""

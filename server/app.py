@@ -71,8 +71,7 @@ def create_app(worker: Worker, config: ServerConfig) -> Starlette:
         Route("/ready", service.ready),
         Route("/metrics", service.show_metrics),
     ]
-    paths = frozenset(route.path for route in routes if "{" not in route.path)
-    middleware = [Middleware(Access, service.metrics, paths), Middleware(Failures)]
+    middleware = [Middleware(Access, service.metrics, routes), Middleware(Failures)]
     handlers: Any = {HTTPException: not_routed}
 
     @contextlib.asynccontextmanager

@@ -7,7 +7,17 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from agentspec.errors import InvalidRequest
 from agentspec.server.body import as_list, as_object
@@ -217,11 +227,12 @@ class ChatRequest(Generating):
     tool_choice: Any = None
     parallel_tool_calls: bool = True
 
-    @model_validator(mode="after")
-    def needs_logprobs(self) -> "ChatRequest":
-        if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs to be true")
-        return self
+    @field_validator("top_logprobs")
+    @classmethod
+    def needs_logprobs(cls, count: int, others: ValidationInfo) -> int:
+        if count and not others.data.get("logprobs"):
+            raise ValueError("needs logprobs to be true")
+        return count
 
 
 class TextRequest(Generating):

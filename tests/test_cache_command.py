@@ -17,6 +17,7 @@ from redis import Redis
 from agentspec import cli
 from agentspec.cache.codec import Keys
 from agentspec.cache.file_store import FileStore
+from agentspec.cache.journal import START
 from agentspec.cache.redis_store import RedisStore
 from agentspec.cache.store import HistoryStore
 from agentspec.config import CacheConfig
@@ -55,6 +56,18 @@ def fill(flags: list[str], runs: dict[Trajectory, list[int]] = RUNS) -> None:
     asyncio.run(run())
 
 
+def described(flags: list[str]) -> int:
+    """Bytes of all runs, as the store tells them one by one."""
+
+    async def run() -> int:
+        store = store_at(flags)
+        found = [await store.describe(trajectory) for trajectory in RUNS]
+        await store.close()
+        return sum(one.bytes for one in found if one is not None)
+
+    return asyncio.run(run())
+
+
 def held(flags: list[str]) -> dict[Trajectory, list[int]]:
     async def run() -> dict[Trajectory, list[int]]:
         store = store_at(flags)
@@ -82,12 +95,33 @@ def test_stats_are_by_tenant_and_model(capsys: pytest.CaptureFixture[str], flags
     fill(flags)
     found = told(capsys, "stats", *flags)
     assert (found["trajectories"], found["tokens"], found["turns"]) == (3, 10_005, 3)
-    assert found["bytes"] > 20_000 and found["newer_version"] == 0
+    assert found["stored_bytes"] > 20_000 and found["newer_version"] == 0
     rows = {row["tenant"]: row["tokens"] for row in found["scopes"]}
     assert rows == {"acme": 10_004, "other: {x}": 1}
     assert cli.main(["cache", "stats", *flags]) == 0
     out = capsys.readouterr().out
     assert "10,004" in out and "other: {x}" in out and "total" in out
+
+
+def test_bytes_are_those_of_the_file_and_of_what_each_trajectory_is_said_to_take(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "histories"
+    flags, first = ["--history-file", str(file)], next(iter(RUNS))
+    fill(flags)
+
+    assert told(capsys, "stats", *flags)["stored_bytes"] == described(flags) == file.stat().st_size - len(START)
+    fill(flags, {first: [9]})
+    assert told(capsys, "stats", *flags)["stored_bytes"] == file.stat().st_size - len(START) > described(flags)
+
+
+def test_bytes_of_a_redis_are_those_of_what_each_trajectory_is_said_to_take(
+    capsys: pytest.CaptureFixture[str], redis_server: Server
+) -> None:
+    flags = ["--redis-url", redis_server.url]
+    fill(flags)
+
+    assert told(capsys, "stats", *flags)["stored_bytes"] == described(flags)
 
 
 def test_an_export_makes_an_equal_store(

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 ABOUT = """Works on the histories in a Redis or in a history file, the one that the settings name. A server may run
 meanwhile, but for an import into its history file. docs/format/histories.md describes the formats."""
 
+ABOUT_STATS = """Counts trajectories, tokens, turns and bytes, by tenant and model. Stored bytes are those of the chunks
+in a Redis, or of the records in a file, which has 12 more and keeps what was replaced until it is written anew."""
+
 PATIENCE_MS = 10_000
 FAILURES = ("store_errors_total", "store_dropped_total", "store_queue_bytes", "store_file_behind")
 
@@ -33,7 +36,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     """Adds the command."""
     parser = commands.add_parser("cache", help="count, export, import and check stored histories", description=ABOUT)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    counting = actions.add_parser("stats", help="count trajectories, tokens and bytes, by tenant and model")
+    counting = actions.add_parser(
+        "stats", help="count trajectories, tokens and bytes, by tenant and model", description=ABOUT_STATS
+    )
     checking = actions.add_parser("verify", help="read everything and name what is damaged; exit code 1 if anything is")
     exporting = actions.add_parser("export", help="write all histories to a file of JSON lines")
     exporting.add_argument("--out", type=file_name, required=True, metavar="FILE", help="file to write")
@@ -84,7 +89,7 @@ def counts(kept: "list[Kept]") -> dict[str, Any]:
         "trajectories": len(kept),
         "tokens": sum(int(one.tokens.size) for one in kept),
         "turns": sum(one.turns for one in kept),
-        "bytes": sum(one.bytes for one in kept),
+        "stored_bytes": sum(one.bytes for one in kept),
         "last_write": max((one.updated for one in kept), default=None),
         "newer_version": sum(one.newer for one in kept),
     }

@@ -29,6 +29,7 @@ from agentspec.engine.loop import StepLoop
 from agentspec.engine.models import ensure
 from agentspec.engine.prefix import KVPool
 from agentspec.engine.profile import stored_cost_table
+from agentspec.engine.reasons import reason_of
 from agentspec.engine.target import AnyTarget
 from agentspec.engine.text import TextStream, TokenBytes
 from agentspec.engine.wheels import Progress, silent
@@ -248,15 +249,7 @@ class Engine:
     def _job(
         self, request: GenerationRequest, session: HistorySession | None, send: Callable[[Delta | Exception], None]
     ) -> Job:
-        reason = "no match in the history"
-        if request.max_tokens == 0:
-            reason = "no token is asked for"
-        elif session is None and request.speculation.exact and not self.loop.target.exact:
-            reason = "exact: this model's logits are not the same bits in every pass"
-        elif session is None:
-            reason = "speculation is off for this request"
-        elif min(request.speculation.max_draft_tokens, self.config.engine.max_draft_tokens) == 0:
-            reason = "max_draft_tokens is 0"
+        reason = reason_of(request, self.config.engine.max_draft_tokens, exact=self.loop.target.exact)
         text = TextStream(self.token_bytes_of, request.stop)
         goes_on = request.ignore_eos and request.grammar is None
         own = frozenset() if goes_on else self.end_tokens
