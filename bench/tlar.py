@@ -11,37 +11,22 @@ often, or how many nodes) that is searched for until it verifies as many as the 
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agentspec.cache.activation import Activation, ActivationRule, Adaptive, CostAware, CostRule
-from agentspec.cache.automaton import Int32s
-from agentspec.cache.masked import MaskedIndex
-from agentspec.commands.simulate import encoder, tokenizer_of
-from agentspec.config import Config, ModelConfig
-from agentspec.traces.controls import (
-    FixedWidth,
-    LastHit,
-    PeriodicProbes,
-    RandomActivation,
-    Replaced,
-    Shuffled,
-    Text,
-    Unigram,
-)
-from agentspec.traces.files import read_traces
+from agentspec.cache.automaton import Int64s
+from agentspec.traces.controls import FixedWidth, LastHit, PeriodicProbes, RandomActivation
 from agentspec.traces.gain import interval, redraws
-from agentspec.traces.rescue import OWN, WIDTH, Arm, Chains, Prepared, Steps, lookup_chains, no_chains, prepared, walk
-from agentspec.traces.simulate import Recording, recording_of
-from bench.small_model import SmallModel
+from agentspec.traces.rescue import OWN, WIDTH, Arm, Steps
+from bench.tlar_runs import BASES, Runs, runs_of
 
 CAPS = (4, 6, 8, 12)
 """Most further nodes of a step."""
@@ -55,77 +40,6 @@ CLOSE = 0.01
 TRIES = 12
 FEW, MANY = 1.0, 4096.0
 """Tokens between two probes, at least and at most."""
-
-
-BASES: Mapping[str, Callable[[str], Chains]] = {
-    "lookup": lambda _: lookup_chains,
-    "model": lambda name: SmallModel(name).chains,
-    "none": lambda _: no_chains,
-}
-"""What drafts the chain of each step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Runs:
-    """What the rules walk over."""
-
-    names: Sequence[str]
-    sources: Sequence[str]
-    turns: Sequence[Sequence[Prepared]]
-    gate: int
-
-    def walks(self, arm: Arm, widths: NDArray[np.int64] | None = None) -> list[Steps]:
-        """An arm's steps of every run."""
-        return [walk(turns, arm, self.gate, widths) for turns in self.turns]
-
-
-def said(recording: Recording) -> Int32s:
-    """All answers of a run."""
-    return np.concatenate([np.empty(0, np.int32), *[turn.answer for turn in recording.turns]])
-
-
-def shortened(recording: Recording, most: int, context: int | None) -> Recording:
-    """The first turns of a run, up to the one whose answer exceeds `most` tokens of answers, and before the one that
-    exceeds `context` tokens together with its prompt."""
-    answers, turns = 0, 0
-    for turn, (prompt, _) in zip(recording.turns, recording.prompts(), strict=True):
-        if answers > most or (context and prompt.size + turn.answer.size > context):
-            break
-        answers, turns = answers + turn.answer.size, turns + 1
-    return replace(recording, turns=recording.turns[:turns])
-
-
-def chosen(arguments: argparse.Namespace) -> Iterator[tuple[Recording, Int32s]]:
-    """The first runs of each file whose answers reach behind the gate, each with the answers of the one before."""
-    encode = encoder(tokenizer_of(Config(model=ModelConfig(name=arguments.model))))
-    for file in arguments.files:
-        found = list[Recording]()
-        for trace in read_traces([file]):
-            recording = shortened(recording_of(trace, encode), arguments.tokens, arguments.context)
-            if said(recording).size > arguments.gate + 1:
-                found.append(recording)
-            if len(found) == arguments.limit:
-                break
-        for at, recording in enumerate(found):
-            yield recording, said(found[at - 1]) if at or len(found) > 1 else np.empty(0, np.int32)
-
-
-def runs_of(arguments: argparse.Namespace) -> Runs:
-    """Runs, prepared."""
-    drafter = BASES[arguments.base](arguments.model)
-    names, sources, turns = list[str](), list[str](), list[list[Prepared]]()
-    for recording, other in chosen(arguments):
-        texts: dict[str, Text] = {
-            OWN: MaskedIndex(),
-            "prompts": MaskedIndex(),
-            "cross": Replaced(other),
-            "shuffled": Shuffled(crc32(recording.id.encode())),
-            "unigram": Unigram(),
-        }
-        turns.append(list(prepared(recording, texts, frozenset({"prompts"}), arguments.gate, drafter)))
-        names.append(recording.id)
-        sources.append(recording.source)
-    return Runs(names, sources, turns, arguments.gate)
 
 
 def per_step(walks: Sequence[Steps]) -> float:
@@ -161,18 +75,12 @@ def probing(rule: Callable[[float], Activation], cap: int) -> Callable[[float], 
     return lambda every: Arm(partial(rule, every), cap)
 
 
-def plain_rules(runs: Runs, cap: int, target: float, widths: Int32s | NDArray[np.int64]) -> dict[str, list[Steps]]:
-    """The plain rules at a matched budget."""
-    gate, seeds, chances = runs.gate, count(), widths[1:].tolist()
-    found = {
-        "random": matched(
-            runs,
-            lambda active: Arm(lambda: RandomActivation(active, chances, next(seeds), gate), cap),
-            (0.001, 1.0),
-            target,
-        )
-    }
-    for width in WIDTHS:
+def plain_rules(runs: Runs, cap: int, target: float, asked: Int64s, widths: Sequence[int]) -> dict[str, list[Steps]]:
+    """The plain rules at a matched budget; random widths come as often as the adaptive rule asked for each."""
+    gate, seeds, chances = runs.gate, count(), asked[1:].tolist()
+    random = lambda active: Arm(lambda: RandomActivation(active, chances, next(seeds), gate), cap)  # noqa: E731
+    found = {"random": matched(runs, random, (0.001, 1.0), target)}
+    for width in widths:
         periodic = probing(partial(PeriodicProbes, width, gate=gate), cap)
         last_hit = probing(partial(LastHit, width, gate=gate), cap)
         found[f"fixed {width}"] = matched(runs, fixed(width, OWN, gate), (0.01, float(cap)), target)
@@ -181,26 +89,44 @@ def plain_rules(runs: Runs, cap: int, target: float, widths: Int32s | NDArray[np
     return found
 
 
-def arms_at(runs: Runs, cap: int) -> dict[str, list[Steps]]:
-    """All rules and texts under one cap, the adaptive rule first."""
-    gate, widths = runs.gate, np.zeros(WIDTH + 1, np.int64)
-    paper = ActivationRule(gate=gate)
-    adaptive = lambda: Adaptive(paper)  # noqa: E731
-    found = {"adaptive": runs.walks(Arm(adaptive, cap), widths)}
-    target = per_step(found["adaptive"])
-    found |= plain_rules(runs, cap, target, widths)
+def family(runs: Runs, cap: int, rule: ActivationRule, widths: Sequence[int]) -> dict[str, list[Steps]]:
+    """An adaptive rule, and the plain ones at its budget."""
+    asked = np.zeros(WIDTH + 1, np.int64)
+    adaptive = runs.walks(Arm(lambda: Adaptive(rule), cap), asked)
+    return {"adaptive": adaptive} | plain_rules(runs, cap, per_step(adaptive), asked, widths)
+
+
+def other_texts(runs: Runs, cap: int, rule: ActivationRule, target: float) -> dict[str, list[Steps]]:
+    """Histories that are not the run's own, with the adaptive rule, and with as many nodes as it takes."""
+    found = {}
     for text in ("cross", "shuffled", "unigram"):
-        found[f"{text}, adaptive"] = runs.walks(Arm(adaptive, cap, text))
-        found[f"{text}, fixed 4"] = matched(runs, fixed(4, text, gate), (0.01, float(cap)), target)
-    found["all, fixed 4"] = runs.walks(Arm(lambda: FixedWidth(4, gate), cap))
-    found["prompts, adaptive"] = runs.walks(Arm(adaptive, cap, "prompts"))
-    found["adaptive, lasting"] = runs.walks(Arm(adaptive, cap, lasting=True))
-    wide, marginal = replace(paper, least=WIDTH), replace(paper, least=WIDTH, marginal=True)
-    found["adaptive, width 4"] = runs.walks(Arm(lambda: Adaptive(wide), cap))
-    found["marginal, width 4"] = runs.walks(Arm(lambda: Adaptive(marginal), cap))
-    found["marginal credit"] = runs.walks(Arm(lambda: Adaptive(replace(paper, marginal=True)), cap))
-    found["cost-aware"] = runs.walks(Arm(lambda: CostAware(CostRule(gate=gate)), cap))
+        found[f"{text}, adaptive"] = runs.walks(Arm(lambda: Adaptive(rule), cap, text))
+        found[f"{text}, fixed 4"] = matched(runs, fixed(WIDTH, text, runs.gate), (0.01, float(cap)), target)
     return found
+
+
+def knobs(runs: Runs, cap: int, rule: ActivationRule) -> dict[str, list[Steps]]:
+    """What may be switched on, at whatever budget it takes."""
+    marginal, aware = replace(rule, marginal=True), CostRule(gate=runs.gate)
+    return {
+        "all positions, 4": runs.walks(Arm(lambda: FixedWidth(WIDTH, runs.gate), cap)),
+        "with prompts": runs.walks(Arm(lambda: Adaptive(rule), cap, "prompts")),
+        "lasting": runs.walks(Arm(lambda: Adaptive(rule), cap, lasting=True)),
+        "marginal": runs.walks(Arm(lambda: Adaptive(marginal), cap)),
+        "marginal, 4": runs.walks(Arm(lambda: Adaptive(replace(marginal, least=WIDTH)), cap)),
+        "cost-aware": runs.walks(Arm(lambda: CostAware(aware), cap)),
+    }
+
+
+def families_at(runs: Runs, cap: int) -> dict[str, dict[str, list[Steps]]]:
+    """All arms under one cap, by what they are compared with: the first one of each."""
+    paper = ActivationRule(gate=runs.gate)
+    first = family(runs, cap, paper, WIDTHS)
+    others = other_texts(runs, cap, paper, per_step(first["adaptive"]))
+    return {
+        "the paper's rule": first | others | knobs(runs, cap, paper),
+        "active as by the paper's rule, always width 4": family(runs, cap, replace(paper, least=WIDTH), (WIDTH,)),
+    }
 
 
 def sums(walks: Sequence[Steps]) -> NDArray[np.float64]:
@@ -235,9 +161,9 @@ def figures(walks: Sequence[Steps], adaptive: Sequence[Steps]) -> dict[str, Any]
 HEADINGS = ("tokens", "nodes", "active", "extra", "extra/node", "(interval)", "recovery", "of misses", "ratio", "")
 
 
-def print_table(cap: int, rows: Mapping[str, Mapping[str, Any]]) -> None:
-    """Figures of all arms under one cap."""
-    print(f"\nat most {cap} nodes a step")
+def print_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
+    """Figures of some arms."""
+    print(f"\n{title}")
     print(
         f"{'':20}"
         + "".join(f"{heading:>18}" if heading in ("(interval)", "") else f"{heading:>11}" for heading in HEADINGS)
@@ -268,17 +194,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the steps of every run")
     arguments = parser.parse_args()
     runs = runs_of(arguments)
-    print(
-        f"{len(runs.turns)} runs, {sum(turn.answer.size for turns in runs.turns for turn in turns):,} tokens of answers"
-    )
-    report = {}
+    total = sum(turn.answer.size for turns in runs.turns for turn in turns)
+    print(f"{len(runs.turns)} runs, {total:,} tokens of answers, chains of {arguments.base}", flush=True)
+    report: dict[str, Any] = {}
     for cap in arguments.caps:
-        arms = arms_at(runs, cap)
-        rows = {name: figures(walks, arms["adaptive"]) for name, walks in arms.items()}
-        print_table(cap, rows)
-        report[cap] = {name: [asdict(steps) for steps in walks] for name, walks in arms.items()}
+        for name, arms in families_at(runs, cap).items():
+            title = f"{name}, at most {cap} nodes a step"
+            print_table(title, {arm: figures(walks, arms["adaptive"]) for arm, walks in arms.items()})
+            report[title] = {arm: [asdict(steps) for steps in walks] for arm, walks in arms.items()}
     if arguments.json:
-        arguments.json.write_text(json.dumps({"runs": runs.names, "sources": runs.sources, "arms": report}))
+        arguments.json.write_text(json.dumps({"runs": runs.names, "sources": runs.sources, "families": report}))
 
 
 if __name__ == "__main__":
