@@ -19,6 +19,9 @@ class Origin(IntFlag):
     GRAMMAR = 4
     """Text that the request's grammar leaves no choice about."""
 
+    TLAR = 32
+    """Continuations of nearly equal contexts in this trajectory's own answers; only where a request asks for it."""
+
 
 class FinishReason(StrEnum):
     """Why a generation ended, in OpenAI's words."""
@@ -140,7 +143,7 @@ class SpeculationParams:
     """Most draft nodes in one step, the root not counted."""
 
     drafters: tuple[str, ...] | None = None
-    """Allowed sources by lower-case `Origin` name (`trajectory`, `scope`, `grammar`); None allows all."""
+    """Allowed sources by lower-case `Origin` name; None allows all but `tlar`."""
 
     exact: bool = False
     """Draft only where a row's logits have the same bits in any pass, so that drafts provably change nothing."""

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from agentspec.cache import local
 from agentspec.cache.codec import digest_of
 from agentspec.cache.draft import compile_kernels
 from agentspec.cache.retrieval import Histories
@@ -77,6 +78,7 @@ class Engine:
         torch.set_num_threads(config.model.threads or usable_cores())
         folder = ensure(config.model.name, config.model.home, progress=progress)
         compile_kernels()
+        local.compile_kernels()
         return Engine.from_folder(config, folder, Histories(config.cache, store))
 
     @staticmethod
