@@ -1,5 +1,6 @@
 """The nouns of AgentSpec: plain frozen records, no behaviour beyond what their fields imply, no heavy import."""
 
+import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
@@ -17,6 +18,9 @@ class Origin(IntFlag):
 
     GRAMMAR = 4
     """Text that the request's grammar leaves no choice about."""
+
+    TLAR = 32
+    """Continuations of nearly equal contexts in this trajectory's own answers; only where a request asks for it."""
 
 
 class FinishReason(StrEnum):
@@ -139,7 +143,7 @@ class SpeculationParams:
     """Most draft nodes in one step, the root not counted."""
 
     drafters: tuple[str, ...] | None = None
-    """Allowed sources by lower-case `Origin` name (`trajectory`, `scope`, `grammar`); None allows all."""
+    """Allowed sources by lower-case `Origin` name; None allows all but `tlar`."""
 
     exact: bool = False
     """Draft only where a row's logits have the same bits in any pass, so that drafts provably change nothing."""
@@ -182,6 +186,9 @@ class GenerationRequest:
 
     grammar: Grammar | None = None
     """What the completion must match; the engine raises `InvalidRequest` for one that it cannot compile."""
+
+    received: float = field(default_factory=time.monotonic, compare=False)
+    """When it came, by the monotonic clock: nothing of it stays if its trajectory is deleted from then on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,8 +354,8 @@ class Worker(Protocol):
     async def forget(self, trajectory: Trajectory) -> bool:
         """Delete all that is kept of a trajectory: whether there was anything.
 
-        Requests of it that are running go on and leave nothing. Raises `Unavailable` when the store does not confirm
-        that it deleted its part, or the worker is gone.
+        Requests of it that were received before go on and leave nothing. Raises `Unavailable` when the store does not
+        confirm that it deleted its part, or the worker is gone.
         """
         ...
 

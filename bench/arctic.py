@@ -110,12 +110,17 @@ def arms_of(names: Sequence[str]) -> dict[str, Drafting]:
     return arms
 
 
-def recordings(files: Sequence[Path], model: str, limit: int | None) -> Iterable[Recording]:
-    """The first runs of each file, in tokens."""
+def recordings(files: Sequence[Path], model: str, limit: int | None, most: int | None = None) -> Iterable[Recording]:
+    """The first runs of each file, in tokens, until their answers have `most`."""
     encode = encoder(tokenizer_of(Config(model=ModelConfig(name=model))))
     for file in files:
+        answered = 0
         for trace in list(read_traces([file]))[:limit]:
-            yield recording_of(trace, encode)
+            if most is not None and answered >= most:
+                break
+            recording = recording_of(trace, encode)
+            answered += sum(turn.answer.size for turn in recording.turns)
+            yield recording
 
 
 def resident() -> int:
@@ -215,7 +220,7 @@ def steps(arguments: argparse.Namespace) -> None:
     runs = list[Simulated]()
     for file in arguments.files:
         start = time.perf_counter()
-        chosen = recordings([file], arguments.model, arguments.limit)
+        chosen = recordings([file], arguments.model, arguments.limit, arguments.tokens)
         runs += simulate(chosen, arms_of(arguments.arms))
         print(f"{file.name}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
     if arguments.json:
@@ -288,6 +293,7 @@ def main() -> None:
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--model", default="smollm2-135m", help="whose tokenizer and template")
     parser.add_argument("--limit", type=int, help="runs of each file")
+    parser.add_argument("--tokens", type=int, help="no further run of a file once its answers have so many tokens")
     parser.add_argument("--arms", nargs="+", default=["lookup", "local", "hybrid", "arctic:4:0.1"])
     parser.add_argument("--outputs", action="store_true", help="time drafts beside a tree over earlier outputs")
     parser.add_argument("--everything", action="store_true", help="tables of all runs")

@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from agentspec.cache.automaton import Int32s
 from agentspec.cache.codec import Keys, join, named_by, newer, unpack
-from agentspec.cache.journal import SETTING, Found, check_kind, encode, read
+from agentspec.cache.journal import SETTING, Found, check_kind, encode, file_at, read
 from agentspec.config import CacheConfig
 from agentspec.errors import ConfigError, StoreError
 from agentspec.types import Trajectory
@@ -58,7 +58,7 @@ async def inventory(config: CacheConfig) -> Inventory:
     cannot be read."""
     configured(config)
     if config.history_file:
-        return of_file(Path(config.history_file).expanduser())
+        return of_file(file_at(config.history_file))
     found = [kept async for kept in of_redis(config)]
     return Inventory("redis", found, [])
 

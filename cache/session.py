@@ -6,6 +6,7 @@ from agentspec.cache.draft import Offer, draft
 from agentspec.cache.estimate import OWN, SHARED
 from agentspec.cache.history import Conversation, TrajectoryHistory
 from agentspec.cache.index import as_tokens
+from agentspec.cache.local import LocalRetrieval
 from agentspec.types import DraftTree, Origin, Outcome
 
 
@@ -26,11 +27,13 @@ class HistorySession:
         self.allowed = allowed
         self.finish = finish
         self.closed = False
+        self.local = LocalRetrieval(history.lend_answers()) if Origin.TLAR in allowed else None
 
     def propose(self, budget: int) -> DraftTree:
         """A tree of at most `budget` nodes beside the root, likeliest first by `cum`."""
         with self.history.scope.lock:
-            return draft(self.offers(), self.conversation.document.tail, budget)
+            tree = draft(self.offers(), self.conversation.document.tail, budget)
+            return tree if self.local is None else self.local.united(tree, budget)
 
     def offers(self) -> Sequence[Offer]:
         """What the allowed indexes can say."""
@@ -51,6 +54,8 @@ class HistorySession:
             if not self.closed:
                 self.history.extend(self.conversation, tokens)
                 self.history.note(outcome)
+                if self.local is not None:
+                    self.local.observe(tokens)
 
     def close(self) -> None:
         """The turn ended: what is new in it joins the scope's index and the store. Closing again does nothing.
@@ -62,4 +67,6 @@ class HistorySession:
                 return
             self.closed = True
             self.conversation.busy = False
+            if self.local is not None:
+                self.history.answers = self.local.answers
         self.finish(self)

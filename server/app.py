@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -41,7 +41,7 @@ from agentspec.server.text_answer import TextAnswer
 from agentspec.server.text_logprobs import Speller
 from agentspec.server.tokens import detokenized, tokenized
 from agentspec.server.wire import ChatRequest, Generating, TextRequest, parse_request, unknown_fields
-from agentspec.types import Grammar, Worker
+from agentspec.types import Grammar, Trajectory, Worker
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +68,8 @@ def create_app(worker: Worker, config: ServerConfig) -> Starlette:
         Route("/detokenize", service.detokenize, methods=["POST"]),
         Route("/v1/models", service.models),
         Route("/v1/models/{name:path}", service.model),
-        Route("/v1/trajectories/{id:path}", service.trajectory),
-        Route("/v1/trajectories/{id:path}", service.forget, methods=["DELETE"]),
+        Route("/v1/trajectories", service.trajectory, methods=["GET", "DELETE"]),
+        Route("/v1/trajectories/{id:path}", service.trajectory, methods=["GET", "DELETE"]),
         Route("/health", service.health),
         Route("/ready", service.ready),
         Route("/metrics", service.show_metrics),
@@ -120,10 +120,12 @@ class Service:
 
     async def _generate(self, request: Request, prepare: Callable[[bytes], Prepared]) -> Response:
         body = await read_body(request, self._config.max_body_bytes, self._config.receive_s)
-        prepared = await asyncio.to_thread(prepare, body)
-        asked = prepared.asked
-        trajectory = self._identity.resolve(request.headers, asked, prepared.digests)
-        wanted = generation_requests(asked, prepared.prompts, trajectory, self._worker.window, prepared.grammar)
+        with self._identity.receiving() as received:
+            prepared = await asyncio.to_thread(prepare, body)
+            asked = prepared.asked
+            trajectory = self._identity.resolve(request.headers, asked, prepared.digests, received)
+        made = generation_requests(asked, prepared.prompts, trajectory, self._worker.window, prepared.grammar)
+        wanted = [replace(one, received=received) for one in made]
         started = request.scope["agentspec.started"]
         generation = Generation(self._worker.generate(*wanted), request.receive, self.metrics, started)
         frame = Frame(
@@ -166,16 +168,18 @@ class Service:
         return json_response(self._model_object())
 
     async def trajectory(self, request: Request) -> Response:
-        """What is kept of a trajectory."""
-        found = self._identity.named(request.path_params["id"])
+        """What is kept of a trajectory, or its deletion."""
+        found = self._identity.named(request.path_params.get("id", ""))
+        return await (self._forget(found) if request.method == "DELETE" else self._show(found))
+
+    async def _show(self, found: Trajectory) -> Response:
         state = await self._worker.inspect(found)
         if state is None:
             raise NotFound(f"there is no trajectory {found.id!r}", param="id")
         return json_response({"id": found.id, "object": "trajectory", "model": self._worker.model, **asdict(state)})
 
-    async def forget(self, request: Request) -> Response:
-        """Deletes all that is kept of a trajectory."""
-        found = self._identity.named(request.path_params["id"])
+    async def _forget(self, found: Trajectory) -> Response:
+        """Deletes all that is kept of a trajectory, and of requests of it that were received before."""
         recognised = self._identity.forget(found)
         if not await self._worker.forget(found) and not recognised:
             raise NotFound(f"there is no trajectory {found.id!r}", param="id")

@@ -29,6 +29,7 @@ HELP = {
     "store_file_bytes": "Size of the history file; what was replaced counts until it is written anew.",
     "store_file_rewrites_total": "Times that the history file was written anew.",
     "store_file_behind": "1 while the history file lacks a change, as after a failed write; else 0.",
+    "store_file_damaged_copies": "Damaged copies kept beside the history file.",
     "store_errors_total": "Calls to the Redis, or writes of the history file, that failed.",
     "store_skipped_total": "Calls to the Redis that were not made, as it had not answered.",
     "store_busy_total": "Calls to the Redis that were not made, as too many were running.",

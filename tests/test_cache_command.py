@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import os
+import threading
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -263,6 +264,13 @@ def test_a_damaged_export_is_named_and_nothing_is_imported(
         (["export", "--history-file", "old", "--out", "./old"], 2, "'old' is the history file itself"),
         (["import", "--history-file", "new", "missing"], 1, "missing: No such file"),
         (["import", "--redis-url", "redis://127.0.0.1:1/0", "good"], 1, "the store takes no more"),
+        (["import", "--history-file", "new", "/dev/null"], 1, "/dev/null is neither a plain file nor a pipe"),
+        (["import", "--history-file", "new", "."], 1, ".: Is a directory"),
+        (["stats", "--history-file", "~no-such-user/x"], 2, "'~no-such-user/x' is no path"),
+        (["export", "--history-file", "~no-such-user/x", "--out", "y"], 2, "'~no-such-user/x' is no path"),
+        (["import", "--history-file", "~no-such-user/x", "good"], 2, "'~no-such-user/x' is no path"),
+        (["stats", "--history-file", "a\0b"], 2, r"'a\x00b' is no path"),
+        (["export", "--history-file", "a\0b", "--out", "y"], 2, r"'a\x00b' is no path"),
     ],
 )
 def test_what_cannot_be_done_is_told_in_one_line(
@@ -278,6 +286,31 @@ def test_what_cannot_be_done_is_told_in_one_line(
     assert cli.main(["cache", *words]) == code
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("agentspec: ") and message in error
+
+
+@pytest.mark.parametrize("name", ["", "a\0b"])
+@pytest.mark.parametrize("words", [["export", "--out"], ["import"]])
+def test_a_name_that_no_file_has_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str], name: str
+) -> None:
+    flags = ["--history-file", str(tmp_path / "histories")]
+    fill(flags)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["cache", words[0], *flags, *words[1:], name])
+    assert f"{name!r} is no name of a file" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_an_import_reads_a_pipe_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    flags, out, pipe = ["--history-file", str(tmp_path / "first")], tmp_path / "out", tmp_path / "pipe"
+    fill(flags)
+    told(capsys, "export", *flags, "--out", str(out))
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(out.read_bytes()))
+    writer.start()
+    again = ["--history-file", str(tmp_path / "second")]
+    assert told(capsys, "import", *again, str(pipe)) == {"imported": 3, "kept": 0}
+    writer.join(10)
+    assert held(again) == RUNS
 
 
 def test_an_import_into_a_file_in_use_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

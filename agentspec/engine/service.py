@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from agentspec.cache import local
 from agentspec.cache.codec import digest_of
 from agentspec.cache.draft import compile_kernels
 from agentspec.cache.retrieval import Histories
@@ -77,6 +78,7 @@ class Engine:
         torch.set_num_threads(config.model.threads or usable_cores())
         folder = ensure(config.model.name, config.model.home, progress=progress)
         compile_kernels()
+        local.compile_kernels()
         return Engine.from_folder(config, folder, Histories(config.cache, store))
 
     @staticmethod
@@ -117,6 +119,9 @@ class Engine:
 
     async def generate(self, *requests: GenerationRequest) -> AsyncIterator[Delta]:
         checked = [self._checked(request) for request in requests]
+        for request in checked:
+            if self._drafts(request):
+                self.histories.follow(request.trajectory.scope)
         deltas: asyncio.Queue[Delta | Exception] = asyncio.Queue()
         sessions: list[HistorySession] = []
         jobs: list[Job] = []
@@ -153,8 +158,9 @@ class Engine:
         return replace(state, kv_bytes=kept)
 
     async def forget(self, trajectory: Trajectory) -> bool:
-        digests = {digest_of(trajectory)}
-        pages = await asyncio.wrap_future(self._errand(lambda: self.loop.forget(trajectory.scope, digests)))
+        digest = digest_of(trajectory)
+        self.histories.deletions.note(digest)
+        pages = await asyncio.wrap_future(self._errand(lambda: self.loop.forget(trajectory.scope, {digest})))
         history = await self.histories.delete(trajectory)
         if history is None:
             raise Unavailable("the store of histories did not confirm the deletion, which goes on; ask again")
@@ -231,12 +237,16 @@ class Engine:
             )
 
     async def _open_history(self, request: GenerationRequest) -> HistorySession | None:
-        if not request.speculation.enabled or request.max_tokens == 0:
+        if not self._drafts(request):
             return None
         allowed = request.speculation.drafters
         sources = None if allowed is None else frozenset(allowed)
         start = self.histories.branch if request.branch else self.histories.open
-        return await start(request.trajectory, request.prompt, sources)
+        return await start(request.trajectory, request.prompt, sources, request.received)
+
+    def _drafts(self, request: GenerationRequest) -> bool:
+        """Whether a request reads histories, and adds to them."""
+        return request.speculation.enabled and request.max_tokens > 0
 
     def _job(
         self, request: GenerationRequest, session: HistorySession | None, send: Callable[[Delta | Exception], None]
@@ -255,6 +265,7 @@ class Engine:
         for job in jobs:
             leader = leaders.setdefault(job.request.prompt, job)
             job.leader = None if leader is job else leader
+            job.forgotten = self.histories.deletions.since(job.request.trajectory, job.request.received)
         with self._wake:
             if self._closing:
                 raise Unavailable("the server is shutting down")
