@@ -15,6 +15,7 @@ MEANINGS = {
     "lookup": "copies what followed the same last three, two or one tokens earlier in the run",
     "local": "drafts from the run's own history",
     "hybrid": "drafts from the run's own history and those of the runs before it, as a server does",
+    "tlar": "drafts from nearly equal contexts in the run's own answers, when and as many as a decayed hit rate says",
 }
 """What each arm of a simulation drafts."""
 

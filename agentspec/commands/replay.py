@@ -32,7 +32,8 @@ turn is generated with speculation off and on, and both must give the same token
 the same server help a later one: compare on servers that were started fresh. Without --url a server is started in
 this process with the configured model. With --simulate no model runs and the recorded turns are what it would
 write: a table says how many tokens a step would make at budgets of 8, 16, 32 and 64 draft tokens, for drafts by prompt
-lookup (lookup), from the run's own history (local), and from that and the runs before it (hybrid)."""
+lookup (lookup), from the run's own history (local), from that and the runs before it (hybrid), and from nearly equal
+contexts in the run's own answers (tlar)."""
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
