@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from agentspec import __version__
 from agentspec.commands import bench, cache, config, models, parity, replay, serve, traces
+from agentspec.commands.settings import in_flags
 from agentspec.errors import AgentSpecError, ConfigError
 
 INTERRUPTED = 130
@@ -69,10 +70,19 @@ def run(words: Sequence[str]) -> int:
     try:
         parsed = build_parser().parse_args(words)
         parsed.command_line = ["agentspec", *words]
-        code: int | None = parsed.run(parsed)
-        return code or 0
+        return ran(parsed)
     finally:
         sys.stdout.flush()
+
+
+def ran(parsed: argparse.Namespace) -> int:
+    """Runs a command; what is wrong with a flag's value is told with the flag, not with its variable."""
+    try:
+        code: int | None = parsed.run(parsed)
+        return code or 0
+    except AgentSpecError as error:
+        error.message = in_flags(error.message, parsed)
+        raise
 
 
 def discard_output() -> None:

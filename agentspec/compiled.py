@@ -24,12 +24,15 @@ class KeptCode(FunctionCache):  # type: ignore[misc]
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The kept code, or None; what cannot be read is forgotten."""
         try:
-            return super().load_overload(sig, target_context)
+            kept = super().load_overload(sig, target_context)
         except Exception as error:
             warn_once(f"kept code in {self.cache_path} cannot be read and is compiled again: {error or type(error)}")
             with contextlib.suppress(OSError):
                 self.flush()
-            return None
+            kept = None
+        if kept is None:
+            tell_once()
+        return kept
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keeps code if that is possible."""
@@ -43,6 +46,12 @@ class KeptCode(FunctionCache):  # type: ignore[misc]
 def warn_once(message: str) -> None:
     """Many kernels meet the same disk."""
     log.warning("%s", message)
+
+
+@cache
+def tell_once() -> None:
+    """Says what takes so long; many kernels are compiled after each other."""
+    log.info("compiling kernels for this processor, which is done once: a minute or so")
 
 
 @cache

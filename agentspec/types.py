@@ -1,5 +1,6 @@
 """The nouns of AgentSpec: plain frozen records, no behaviour beyond what their fields imply, no heavy import."""
 
+import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
@@ -23,6 +24,9 @@ class Origin(IntFlag):
 
     PREDICTION = 16
     """The text that the request predicts as its answer."""
+
+    TLAR = 32
+    """Continuations of nearly equal contexts in this trajectory's own answers; only where a request asks for it."""
 
 
 class FinishReason(StrEnum):
@@ -159,8 +163,7 @@ class SpeculationParams:
     """Most draft nodes in one step, the root not counted."""
 
     drafters: tuple[str, ...] | None = None
-    """Allowed sources by lower-case `Origin` name (`trajectory`, `scope`, `grammar`, `scaffold`,
-    `prediction`); None allows all."""
+    """Allowed sources by lower-case `Origin` name; None allows all but `tlar`."""
 
     exact: bool = False
     """Draft only where a row's logits have the same bits in any pass, so that drafts provably change nothing."""
@@ -209,6 +212,9 @@ class GenerationRequest:
 
     prediction: tuple[int, ...] = ()
     """What the completion is likely to be for the most part; drafts are made of it, nothing is enforced."""
+
+    received: float = field(default_factory=time.monotonic, compare=False)
+    """When it came, by the monotonic clock: nothing of it stays if its trajectory is deleted from then on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +274,8 @@ class TrajectoryState:
     """Of its indexed history, in the memory of this process."""
 
     stored_bytes: int
-    """Of its history in the store: a Redis, or the file of this process."""
+    """Of its history in the store: of its chunks in a Redis; of its records in the file of this process, once that is
+    written anew."""
 
     kv_bytes: int
     """Of pages of keys and values, those included that other trajectories begin with too."""
@@ -373,8 +380,8 @@ class Worker(Protocol):
     async def forget(self, trajectory: Trajectory) -> bool:
         """Delete all that is kept of a trajectory: whether there was anything.
 
-        Requests of it that are running go on and leave nothing. Raises `Unavailable` when the store does not confirm
-        that it deleted its part, or the worker is gone.
+        Requests of it that were received before go on and leave nothing. Raises `Unavailable` when the store does not
+        confirm that it deleted its part, or the worker is gone.
         """
         ...
 

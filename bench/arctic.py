@@ -110,13 +110,20 @@ def arms_of(names: Sequence[str]) -> dict[str, Drafting]:
     return arms
 
 
-def recordings(files: Sequence[Path], model: str, limit: int | None, turns: int | None = None) -> Iterable[Recording]:
-    """The first runs of each file, in tokens, at most their first `turns` turns."""
+def recordings(
+    files: Sequence[Path], model: str, limit: int | None, most: int | None = None, turns: int | None = None
+) -> Iterable[Recording]:
+    """The first runs of each file, in tokens, at most their first `turns` turns, until their answers have `most`."""
     chat = tokenizer_of(Config(model=ModelConfig(name=model)))
     encode, scaffold = encoder(chat), scaffolder(chat, CacheConfig().scaffold_tokens)
     for file in files:
+        answered = 0
         for trace in list(read_traces([file]))[:limit]:
-            yield recording_of(trace, encode, turns, scaffold)
+            if most is not None and answered >= most:
+                break
+            recording = recording_of(trace, encode, turns, scaffold)
+            answered += sum(turn.answer.size for turn in recording.turns)
+            yield recording
 
 
 def resident() -> int:
@@ -216,7 +223,7 @@ def steps(arguments: argparse.Namespace) -> None:
     runs = list[Simulated]()
     for file in arguments.files:
         start = time.perf_counter()
-        chosen = recordings([file], arguments.model, arguments.limit, arguments.turns)
+        chosen = recordings([file], arguments.model, arguments.limit, arguments.tokens, arguments.turns)
         runs += simulate(chosen, arms_of(arguments.arms))
         print(f"{file.name}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
     if arguments.json:
@@ -290,6 +297,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m", help="whose tokenizer and template")
     parser.add_argument("--limit", type=int, help="runs of each file")
     parser.add_argument("--turns", type=int, help="of each run, for `steps`")
+    parser.add_argument("--tokens", type=int, help="no further run of a file once its answers have so many tokens")
     parser.add_argument("--arms", nargs="+", default=["lookup", "local", "hybrid", "arctic:4:0.1"])
     parser.add_argument("--outputs", action="store_true", help="time drafts beside a tree over earlier outputs")
     parser.add_argument("--everything", action="store_true", help="tables of all runs")

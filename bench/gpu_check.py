@@ -223,13 +223,13 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check, measure, write."""
     options = parser().parse_args(arguments)
-    if importlib.util.find_spec("triton") is None:
-        print("gpu_check needs triton: pip install -c constraints.txt -e '.[gpu]'", file=sys.stderr)
-        return 2
     if not options.interpret and not torch.cuda.is_available():
         print(
             "gpu_check needs a CUDA device and found none; --interpret checks the kernels on the CPU", file=sys.stderr
         )
+        return 2
+    if importlib.util.find_spec("triton") is None:
+        print("gpu_check needs triton: .venv/bin/pip install -c constraints.txt -e '.[gpu]'", file=sys.stderr)
         return 2
     os.environ["TRITON_INTERPRET"] = "1" if options.interpret else "0"
     document = run(options)

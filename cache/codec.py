@@ -25,6 +25,9 @@ HEADER = struct.Struct("<BBQQII")
 CHUNK_TOKENS = 4096
 """Most tokens of a chunk, which is so at most 16 KiB and a header."""
 
+MOST = int(np.iinfo(np.int32).max)
+"""The largest token."""
+
 MAX_NAME = 512
 """Longest tenant, model or trajectory name in a key, in bytes after escaping."""
 
@@ -32,6 +35,12 @@ MAX_NAME = 512
 def escape(name: str) -> str:
     """A name without `:`, `{` and `}`, so that joined names stay apart; different names stay different."""
     return quote(name, safe="", errors="surrogatepass")
+
+
+def names_of(trajectory: Trajectory) -> list[bytes]:
+    """The three names of a trajectory in UTF-8, as a history file has them."""
+    scope = trajectory.scope
+    return [name.encode("utf-8", "surrogatepass") for name in (scope.tenant, scope.model, trajectory.id)]
 
 
 def tag_of(trajectory: Trajectory) -> str:
@@ -112,11 +121,12 @@ def packed(tokens: Int32s) -> tuple[int, bytes]:
     return width, numbers.view(np.uint8).reshape(-1, 8)[:, :width].tobytes()
 
 
-def unpacked(width: int, body: bytes) -> Int32s:
-    """The tokens of packed numbers."""
+def unpacked(width: int, body: bytes) -> Int32s | None:
+    """The tokens of packed numbers; None where one is none."""
     numbers = np.zeros((len(body) // width, 8), np.uint8)
     numbers[:, :width] = np.frombuffer(body, np.uint8).reshape(-1, width)
-    return (numbers.reshape(-1).view("<i8") - 1).astype(np.int32)
+    tokens = numbers.reshape(-1).view("<i8") - 1
+    return tokens.astype(np.int32) if tokens.max(initial=0) <= MOST else None
 
 
 def checksum(trajectory: Trajectory, chunk: tuple[int, int, int], body: bytes) -> int:
@@ -132,7 +142,7 @@ def pack(trajectory: Trajectory, chunk: Chunk) -> bytes:
 
 
 def unpack(trajectory: Trajectory, data: bytes) -> Chunk | None:
-    """The chunk of some bytes; None when they are damaged, of another version or another trajectory's."""
+    """The chunk of some bytes; None when they are damaged, no tokens, of another version or another trajectory's."""
     if len(data) < HEADER.size:
         return None
     version, width, identity, previous, count, check = HEADER.unpack_from(data)
@@ -141,7 +151,8 @@ def unpack(trajectory: Trajectory, data: bytes) -> Chunk | None:
         return None
     if checksum(trajectory, (width, identity, previous), body) != check:
         return None
-    return Chunk(identity, previous, unpacked(width, body))
+    tokens = unpacked(width, body)
+    return None if tokens is None else Chunk(identity, previous, tokens)
 
 
 def identity_of(data: bytes) -> bytes:

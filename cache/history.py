@@ -8,6 +8,7 @@ from threading import Lock
 import numpy as np
 
 from agentspec.cache.automaton import Int32s
+from agentspec.cache.local import Answers
 from agentspec.cache.rolling import OVERLAP, Document, RollingIndex
 from agentspec.types import Outcome
 
@@ -94,17 +95,22 @@ class ScopeHistory:
     sources: OrderedDict[str, None] = field(default_factory=OrderedDict)
     """Ids of the trajectories whose turns it has, or had, the latest last."""
 
+    unlisted: bool = False
+    """It has, or had, turns of others too."""
+
     def learns_from(self, name: str) -> None:
         """Note that a trajectory's turns go into the index."""
         self.sources[name] = None
         self.sources.move_to_end(name)
         if len(self.sources) > MAX_SOURCES:
             self.sources.popitem(last=False)
+            self.unlisted = True
 
     def clear(self, limit: int) -> None:
         """Forget everything. The caller holds the lock."""
         self.index = RollingIndex(limit)
         self.sources.clear()
+        self.unlisted = False
 
 
 class TrajectoryHistory:
@@ -118,6 +124,9 @@ class TrajectoryHistory:
         self.deleted = False
         """Nothing of it is to be kept any more."""
 
+        self.answers: Answers | None = None
+        """Of requests that retrieved from them; None as well while one does."""
+
         self.turns = 0
         self.drafted = 0
         self.accepted = 0
@@ -126,7 +135,9 @@ class TrajectoryHistory:
     @property
     def bytes(self) -> int:
         """Memory of the index, the conversations and the objects around them."""
-        return OVERHEAD + self.index.bytes + sum(conversation.tokens.nbytes for conversation in self.conversations)
+        answers = self.answers.index.bytes if self.answers is not None else 0
+        texts = sum(conversation.tokens.nbytes for conversation in self.conversations)
+        return OVERHEAD + self.index.bytes + texts + answers
 
     def begin(self, prompt: Int32s) -> Conversation:
         """A busy conversation that `prompt` extends; the caller indexes the rest of the prompt."""
@@ -186,6 +197,11 @@ class TrajectoryHistory:
         """Count what a step verified."""
         self.drafted += len(outcome.proposed) - 1
         self.accepted += len(outcome.accepted)
+
+    def lend_answers(self) -> Answers:
+        """The answers so far, for one session that gives them back; new ones while another session has them."""
+        answers, self.answers = self.answers, None
+        return answers or Answers()
 
     @property
     def busy(self) -> bool:

@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from agentspec.cache.automaton import Int32s
 from agentspec.cache.codec import Keys, join, named_by, newer, unpack
-from agentspec.cache.journal import SETTING, Found, check_kind, read
+from agentspec.cache.journal import SETTING, Found, check_kind, encode, file_at, read
 from agentspec.config import CacheConfig
 from agentspec.errors import ConfigError, StoreError
 from agentspec.types import Trajectory
@@ -28,6 +28,8 @@ class Kept:
     turns: int
     updated: float
     bytes: int
+    """Of its chunks in a Redis, of its records in a file."""
+
     problems: tuple[str, ...] = ()
     newer: bool = False
     """A later version wrote it; its tokens are not read."""
@@ -56,7 +58,7 @@ async def inventory(config: CacheConfig) -> Inventory:
     cannot be read."""
     configured(config)
     if config.history_file:
-        return of_file(Path(config.history_file).expanduser())
+        return of_file(file_at(config.history_file))
     found = [kept async for kept in of_redis(config)]
     return Inventory("redis", found, [])
 
@@ -86,7 +88,8 @@ def grouped(found: Found) -> Iterator[Kept]:
     for trajectory, records in parts.items():
         tokens = np.concatenate([record.tokens for record in records])
         turns = sum(record.turns for record in records)
-        yield Kept(trajectory, tokens, turns, records[-1].updated, tokens.nbytes)
+        size = sum(len(encode(trajectory, one.tokens, one.turns, one.updated)) for one in records)
+        yield Kept(trajectory, tokens, turns, records[-1].updated, size)
 
 
 async def of_redis(config: CacheConfig) -> AsyncIterator[Kept]:

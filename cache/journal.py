@@ -5,9 +5,10 @@ three names in UTF-8 and `count` tokens as in `codec`. Reading ends at the first
 """
 
 import errno
+import logging
 import os
+import stat
 import struct
-import time
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -16,10 +17,13 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from agentspec.cache import damaged
 from agentspec.cache.automaton import Int32s
-from agentspec.cache.codec import CHUNK_TOKENS, packed, unpacked
+from agentspec.cache.codec import CHUNK_TOKENS, names_of, packed, unpacked
 from agentspec.errors import ConfigError
 from agentspec.types import Scope, Trajectory
+
+log = logging.getLogger(__name__)
 
 SETTING = "AGENTSPEC_CACHE_HISTORY_FILE"
 MAGIC = b"AgentSpec\x00"
@@ -65,8 +69,7 @@ def encode(trajectory: Trajectory, tokens: Int32s, turns: int, updated: float) -
     parts = []
     for start in range(0, tokens.size, CHUNK_TOKENS):
         part = tokens[start : start + CHUNK_TOKENS]
-        scope = trajectory.scope
-        names = [name.encode("utf-8", "surrogatepass") for name in (scope.tenant, scope.model, trajectory.id)]
+        names = names_of(trajectory)
         width, body = packed(part)
         head = HEAD.pack(updated, 0 if start else turns, part.size, width, *map(len, names))
         payload = b"".join((head, *names, body))
@@ -82,11 +85,15 @@ def decode(payload: bytes) -> Record | None:
     at = HEAD.size + sum(lengths)
     if not 2 <= width <= 4 or len(payload) != at + width * count:
         return None
-    names, start = [], HEAD.size
-    for length in lengths:
-        names.append(payload[start : start + length].decode("utf-8", "surrogatepass"))
-        start += length
-    return Record(Trajectory(names[2], Scope(names[0], names[1])), unpacked(width, payload[at:]), turns, updated)
+    names, start = list[str](), HEAD.size
+    try:
+        for length in lengths:
+            names.append(payload[start : start + length].decode("utf-8", "surrogatepass"))
+            start += length
+    except UnicodeDecodeError:
+        return None
+    tokens = unpacked(width, payload[at:])
+    return None if tokens is None else Record(Trajectory(names[2], Scope(names[0], names[1])), tokens, turns, updated)
 
 
 def read(data: bytes) -> Found:
@@ -112,33 +119,70 @@ def read(data: bytes) -> Found:
     return Found(records, at, len(data), torn=True)
 
 
+def file_at(setting: str) -> Path:
+    """The path that the setting names. Raises `ConfigError` for one that no file can have."""
+    try:
+        if "\0" in setting:
+            raise ValueError("a path has no NUL character")
+        return Path(setting).expanduser()
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(f"{SETTING}: {setting!r} is no path: {error}") from None
+
+
 def check_kind(path: Path) -> None:
     """Raises `OSError` for what is there and no plain file: to open a pipe would wait for its other end."""
-    if path.exists() and not path.is_file():
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "it is no plain file", str(path))
 
 
 class Journal:
-    """The file, open for writing by this process alone."""
+    """The file, open for writing by this process alone. A symbolic link is followed once, here."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.lock = FileLock(f"{path}.lock", timeout=0)
+        self.path = Path(os.path.realpath(path))
+        self.lock = FileLock(f"{self.path}.lock", timeout=0)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            check_kind(self.path)
+            os.close(os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
             self.lock.acquire()
-            check_kind(path)
-            self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            self.file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+            self.make_ours()
         except Timeout:
             raise ConfigError(f"{SETTING}: {str(path)!r} is in use by another process") from None
         except OSError as error:
             self.lock.release()
-            raise ConfigError(f"{SETTING}: cannot open {str(path)!r}: {error.strerror or error}") from None
+            place = f" ({error.filename})" if error.filename not in (None, str(path)) else ""
+            why = f"{error.strerror or error}{place}"
+            raise ConfigError(f"{SETTING}: cannot open {str(path)!r}: {why}") from None
         self.size = os.fstat(self.file).st_size
+
+    def make_ours(self) -> None:
+        """Let nobody else read the file; raises `OSError` where deleted text would stay under another name of it."""
+        found = os.fstat(self.file)
+        if found.st_nlink > 1:
+            os.close(self.file)
+            raise OSError(errno.EMLINK, "it has another name too (a hard link), under which deleted text would stay")
+        if found.st_mode & 0o077:
+            log.warning("%s could be read by others than its owner; it is made 0600", self.path)
+            with suppress(OSError):
+                os.fchmod(self.file, 0o600)
+        self.unfinished.unlink(missing_ok=True)
+
+    @property
+    def unfinished(self) -> Path:
+        """Where the file is written anew before it takes the place of the old one."""
+        return self.path.with_name(f"{self.path.name}.new")
 
     def contents(self) -> bytes:
         """All bytes of the file."""
-        return self.path.read_bytes()
+        with open(self.file, "rb", closefd=False) as file:
+            file.seek(0)
+            return file.read()
 
     def cut(self, size: int) -> None:
         """Keep the first bytes only, at least what a file begins with."""
@@ -164,9 +208,9 @@ class Journal:
 
     def rewrite(self, parts: Iterable[bytes]) -> None:
         """Replace all records at once. Where that fails everything is as before, and `OSError` is raised."""
-        new = self.path.with_name(f"{self.path.name}.new")
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-        file, size = os.open(new, flags, 0o600), 0
+        new = self.unfinished
+        new.unlink(missing_ok=True)
+        file, size = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600), 0
         try:
             for part in (START, *parts):
                 size += len(part)
@@ -182,14 +226,15 @@ class Journal:
             raise
         os.close(self.file)
         self.file, self.size = file, size
+        settle(self.path.parent)
 
     def put_aside(self) -> Path:
         """Keep the file as it is under another name, and begin a new one; that name."""
-        aside = self.path.with_name(f"{self.path.name}.damaged-{time.time_ns()}")
+        aside = damaged.fresh(self.path)
         os.replace(self.path, aside)
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         os.close(self.file)
-        self.file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        self.size = 0
+        self.file, self.size = file, 0
         self.write(START)
         return aside
 
@@ -197,6 +242,14 @@ class Journal:
         """Let another process have the file."""
         os.close(self.file)
         self.lock.release()
+
+
+def settle(folder: Path) -> None:
+    """Wait until the disk has the names in a folder, where it can: no crash brings a replaced file back."""
+    file = os.open(folder, os.O_RDONLY)
+    with suppress(OSError):
+        os.fsync(file)
+    os.close(file)
 
 
 def in_parts(records: Iterable[tuple[Trajectory, Int32s, int, float]]) -> Iterator[bytes]:

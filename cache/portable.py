@@ -3,6 +3,8 @@
 import base64
 import binascii
 import json
+import os
+import stat
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ import numpy as np
 
 from agentspec.cache.automaton import Int32s
 from agentspec.cache.codec import storable
+from agentspec.cache.history import BOUNDARY
 from agentspec.cache.inventory import Kept
 from agentspec.errors import StoreError
 from agentspec.types import Scope, Trajectory
@@ -46,11 +49,15 @@ def exported(kept: Kept) -> dict[str, Any]:
     }
 
 
-def read_lines(path: Path) -> Iterator[tuple[Trajectory, Int32s]]:
-    """The trajectories of a file. Raises `StoreError` that names the line for one that is not whole or not right."""
+def read_lines(path: Path) -> list[tuple[Trajectory, Int32s]]:
+    """The trajectories of a file, which is read once: it may be a pipe. Raises `StoreError` that names the line for one
+    that is not whole or not right."""
     try:
         with path.open(encoding="utf-8") as file:
-            yield from checked(path, file)
+            mode = os.fstat(file.fileno()).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+                raise StoreError(f"{path} is neither a plain file nor a pipe")
+            return list(checked(path, file))
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
@@ -102,6 +109,6 @@ def imported(value: dict[str, Any]) -> tuple[Trajectory, Int32s]:
     if len(data) != 4 * count or zlib.crc32(data) != value["crc32"]:
         raise ValueError("the tokens are damaged")
     tokens = np.frombuffer(data, "<i4").astype(np.int32)
-    if tokens.min() < -1:
+    if tokens.min() < BOUNDARY:
         raise ValueError("tokens are not negative")
     return trajectory, tokens

@@ -102,6 +102,9 @@ class RedisStore:
         self.outbox = Outbox(outbox_bytes)
         self.reserved_bytes = outbox_bytes
         self.places: OrderedDict[str, Place] = OrderedDict()
+        self.deleting: Counter[str] = Counter()
+        """Trajectories whose deletion is not done yet, and how often each."""
+
         self.writers: dict[str, asyncio.Task[None]] = {}
         self.tag = secrets.randbits(24) | 1
         self.counts = dict.fromkeys(COUNTED, 0)
@@ -151,15 +154,17 @@ class RedisStore:
         return join(chunk for chunk in chunks if chunk.id >> TAG_SHIFT != self.tag)
 
     async def chunks(self, trajectory: Trajectory, after: bytes) -> list[Chunk]:
-        """The readable chunks of a trajectory behind a known one, in one round trip."""
+        """The readable chunks of a trajectory behind a known one, in one round trip; none while it is being deleted or
+        when that began meanwhile."""
         key = Keys.of(trajectory).tokens
-        if not storable(trajectory):
+        if not storable(trajectory) or self.deleting[key] > 0:
             return []
+        place = self.place(key)
         read = await self.calls.read(key, lambda: self.calls.eval("open", [key], after, MAX_CHUNKS))
         stored: list[bytes] = read or []
-        if not stored:
+        if not stored or self.places.get(key) is not place:
             return []
-        self.place(key).seen = identity_of(stored[-1])
+        place.seen = identity_of(stored[-1])
         chunks = [unpack(trajectory, data) for data in stored]
         readable = [chunk for chunk in chunks if chunk is not None]
         of_later = sum(newer(data) for data in stored)
@@ -218,10 +223,20 @@ class RedisStore:
             return False
         self.disown(trajectory)
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        key = Keys.of(trajectory).tokens
+        self.deleting[key] += 1
+        done.add_done_callback(lambda _: self.deleted(key))
         if not self.put(Write(trajectory, Kind.DELETE, done=done)):
+            done.cancel()
             return None
         await asyncio.wait([done], timeout=WRITE_S)
         return done.result() if done.done() and not done.cancelled() else None
+
+    def deleted(self, key: str) -> None:
+        """A deletion is done, or given up."""
+        self.deleting[key] -= 1
+        if not self.deleting[key]:
+            del self.deleting[key]
 
     def disown(self, trajectory: Trajectory) -> None:
         """Write nothing of what waits for a trajectory, and let it begin anew."""

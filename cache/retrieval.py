@@ -9,18 +9,13 @@ import numpy as np
 
 from agentspec.cache.automaton import Int32s
 from agentspec.cache.codec import digest_of
+from agentspec.cache.deletions import Deletions
 from agentspec.cache.follow import Follower
-from agentspec.cache.history import (
-    STRETCH,
-    Conversation,
-    ScopeHistory,
-    TrajectoryHistory,
-    Turn,
-    documents,
-)
+from agentspec.cache.history import TrajectoryHistory, Turn, documents
 from agentspec.cache.index import as_tokens
-from agentspec.cache.rolling import OVERLAP, Document
+from agentspec.cache.rolling import OVERLAP
 from agentspec.cache.session import HistorySession
+from agentspec.cache.sharing import Gone, absorb, extend, restore, share
 from agentspec.cache.shelf import Shelf
 from agentspec.cache.store import Changes, HistoryStore
 from agentspec.config import CacheConfig
@@ -28,9 +23,6 @@ from agentspec.errors import InvalidRequest
 from agentspec.types import Origin, Scope, Trajectory, TrajectoryState
 
 logger = logging.getLogger(__name__)
-
-CHUNK = 2048
-"""Tokens indexed under one hold of a scope's lock: a few milliseconds."""
 
 WARM_TRAJECTORIES = 32
 """Stored trajectories that a scope new to this process is warmed with."""
@@ -41,62 +33,15 @@ SOURCES = {str(origin.name).lower(): origin for origin in Origin}
 
 
 def allowed_origins(sources: frozenset[str] | None) -> Origin:
-    """The origins by their names, all for None; raises `InvalidRequest` for an unknown name."""
+    """The origins by their names, all but `TLAR` for None; raises `InvalidRequest` for an unknown name."""
     if sources is None:
-        return ~Origin(0)
+        return ~Origin.TLAR
     allowed = Origin(0)
     for source in sources:
         if source not in SOURCES:
             raise InvalidRequest(f"unknown draft source {source!r}, expected {' or '.join(SOURCES)}")
         allowed |= SOURCES[source]
     return allowed
-
-
-async def extend(history: TrajectoryHistory, conversation: Conversation, tokens: Int32s) -> None:
-    """Index tokens in chunks, so that neither drafting nor the event loop waits long.
-
-    Cancelling frees the conversation.
-    """
-    try:
-        for start in range(0, tokens.size, CHUNK):
-            with history.scope.lock:
-                history.extend(conversation, tokens[start : start + CHUNK])
-            if start + CHUNK < tokens.size:
-                await asyncio.sleep(0)
-    except BaseException:
-        conversation.busy = False
-        raise
-
-
-async def absorb(history: TrajectoryHistory, document: Int32s) -> None:
-    """Index a document of a trajectory's history that no prompt here extends, in chunks, unless it is known."""
-    with history.scope.lock:
-        if history.index.known(document) == document.size:
-            return
-    written = Document()
-    for start in range(0, document.size, CHUNK):
-        with history.scope.lock:
-            history.index.extend(written, document[start : start + CHUNK])
-        await asyncio.sleep(0)
-
-
-async def share(scope: ScopeHistory, name: str, turn: Turn, gone: Callable[[], bool] = lambda: False) -> None:
-    """Add a trajectory's turn to what its scope shares, in chunks, until the trajectory is `gone`. What the scope
-    already knows of its start is left out."""
-    with scope.lock:
-        if gone():
-            return
-        known = scope.index.known(turn.new)
-        scope.learns_from(name)
-    skipped = known if known >= STRETCH else 0
-    document = Document(np.concatenate((turn.overlap, turn.new[:skipped]))[-OVERLAP:])
-    for start in range(skipped, turn.new.size, CHUNK):
-        with scope.lock:
-            if gone():
-                return
-            scope.index.extend(document, turn.new[start : start + CHUNK])
-        if start + CHUNK < turn.new.size:
-            await asyncio.sleep(0)
 
 
 class Histories:
@@ -110,6 +55,7 @@ class Histories:
         self.on_forgotten: Callable[[Scope, frozenset[str]], None] = lambda scope, digests: None
         """Is told the scope and the digests of trajectories that were deleted."""
 
+        self.deletions = Deletions()
         self.own_deletions: set[str] = set()
         """Digests of trajectories that this process deleted, until the store tells of them."""
 
@@ -118,19 +64,25 @@ class Histories:
         self.failures = 0
 
     async def open(
-        self, trajectory: Trajectory, prompt: Sequence[int], sources: frozenset[str] | None = None
+        self,
+        trajectory: Trajectory,
+        prompt: Sequence[int],
+        sources: frozenset[str] | None = None,
+        received: float | None = None,
     ) -> HistorySession:
         """The drafter of a request whose prompt is `prompt`.
 
         Takes time in proportion to what is new of the prompt, and waits for the store no longer than its deadline,
-        once per trajectory. Raises `InvalidRequest` for an empty prompt and for an unknown source.
+        once per trajectory. Nothing stays of a request that was received (by the monotonic clock; None for now) before
+        its trajectory was deleted. Raises `InvalidRequest` for an empty prompt and for an unknown source.
         """
+        received = time.monotonic() if received is None else received
         allowed = allowed_origins(sources)
         tokens = as_tokens(prompt)
         if not tokens.size:
             raise InvalidRequest("the prompt has no tokens")
-        history = await self.history(trajectory)
-        parent = await self.parent(trajectory)
+        history = await self.history(trajectory, received)
+        parent = await self.parent(trajectory, received)
         with history.scope.lock:
             conversation = history.begin(tokens)
         await extend(history, conversation, tokens[conversation.size :])
@@ -140,11 +92,15 @@ class Histories:
         self.sessions += 1
         loop = asyncio.get_running_loop()
         return HistorySession(
-            history, conversation, parent, allowed, lambda session: self.finish(loop, trajectory, session)
+            history, conversation, parent, allowed, lambda session: self.finish(loop, trajectory, session, received)
         )
 
     async def branch(
-        self, trajectory: Trajectory, prompt: Sequence[int], sources: frozenset[str] | None = None
+        self,
+        trajectory: Trajectory,
+        prompt: Sequence[int],
+        sources: frozenset[str] | None = None,
+        received: float | None = None,
     ) -> HistorySession:
         """The drafter of a further choice for a prompt that `open` was called with: it reads the trajectory's history
         and its scope's, learns from what it sees itself, and leaves nothing behind. Raises what `open` raises."""
@@ -152,7 +108,7 @@ class Histories:
         tail = as_tokens(prompt[-OVERLAP:])
         if not tail.size:
             raise InvalidRequest("the prompt has no tokens")
-        trunk = await self.history(trajectory)
+        trunk = await self.history(trajectory, time.monotonic() if received is None else received)
         own = TrajectoryHistory(self.shelf.trajectory_tokens, trunk.scope)
         conversation = own.resume()
         conversation.append(tail)
@@ -164,51 +120,55 @@ class Histories:
         """A branch ended."""
         self.sessions -= 1
 
-    async def history(self, trajectory: Trajectory) -> TrajectoryHistory:
-        """The history of a trajectory, from this process or else from the store."""
+    async def history(self, trajectory: Trajectory, received: float) -> TrajectoryHistory:
+        """The history of a trajectory for a request: from this process or else from the store, or one apart where the
+        trajectory was deleted since the request was received."""
         self.follow(trajectory.scope)
-        known = self.shelf.find(trajectory)
-        if known is not None:
-            return known
-        stored = await self.store.load(trajectory) if self.store is not None else NO_TOKENS
+        stored: list[Int32s] = []
+        if self.shelf.find(trajectory) is None and self.store is not None:
+            stored = documents(await self.store.load(trajectory))
+        if self.deletions.since(trajectory, received):
+            apart = TrajectoryHistory(self.shelf.trajectory_tokens, self.shelf.scope(trajectory.scope))
+            apart.deleted = True
+            return apart
         known = self.shelf.find(trajectory)
         if known is not None:
             return known
         history = self.shelf.add(trajectory)
-        for document in documents(stored):
-            with history.scope.lock:
-                conversation = history.resume()
-            await extend(history, conversation, document)
-            with history.scope.lock:
-                history.save(conversation)
-                conversation.busy = False
+        await restore(history, stored)
         self.shelf.settle(trajectory, history)
         return history
 
-    async def parent(self, trajectory: Trajectory) -> TrajectoryHistory | None:
+    async def parent(self, trajectory: Trajectory, received: float) -> TrajectoryHistory | None:
         """The history that a trajectory inherits, if there is one."""
         if trajectory.parent is None or trajectory.parent == trajectory.id:
             return None
         parent = Trajectory(trajectory.parent, trajectory.scope)
-        return self.shelf.find(parent) if self.store is None else await self.history(parent)
+        return self.shelf.find(parent) if self.store is None else await self.history(parent, received)
 
-    def finish(self, loop: asyncio.AbstractEventLoop, trajectory: Trajectory, session: HistorySession) -> None:
-        """Share and store what a closed session added."""
+    def finish(
+        self, loop: asyncio.AbstractEventLoop, trajectory: Trajectory, session: HistorySession, received: float
+    ) -> None:
+        """Share and store what a closed session added, unless its trajectory was deleted since its request came."""
         self.sessions -= 1
-        history = session.history
+        history, gone = session.history, self.gone(trajectory, received, session.history)
         history.used = time.time()
-        if history.deleted:
+        if gone():
             return
         with history.scope.lock:
             turn = history.save(session.conversation)
-        self.start(loop, share(history.scope, trajectory.id, turn, lambda: history.deleted))
+        self.start(loop, share(history.scope, trajectory.id, turn, gone))
         if self.store is not None:
-            self.start(loop, self.keep(self.store, trajectory, history, turn))
+            self.start(loop, self.keep(self.store, trajectory, turn, gone))
         self.shelf.settle(trajectory, history)
 
-    async def keep(self, store: HistoryStore, trajectory: Trajectory, history: TrajectoryHistory, turn: Turn) -> None:
+    def gone(self, trajectory: Trajectory, moment: float, history: TrajectoryHistory | None = None) -> Gone:
+        """Whether a trajectory was deleted since a moment, or the history that its text is from."""
+        return lambda: (history is not None and history.deleted) or self.deletions.since(trajectory, moment)
+
+    async def keep(self, store: HistoryStore, trajectory: Trajectory, turn: Turn, gone: Gone) -> None:
         """Store a turn, unless its trajectory was deleted meanwhile."""
-        if not history.deleted:
+        if not gone():
             await store.append(trajectory, turn.stored)
 
     def follow(self, scope: Scope) -> None:
@@ -226,20 +186,22 @@ class Histories:
     async def warm(self, scope: Scope) -> None:
         """Share the stored recent trajectories of a scope that is new to this process."""
         assert self.store is not None
-        room, found = self.shelf.scope_tokens // 2, list[tuple[str, Int32s]]()
+        room, found = self.shelf.scope_tokens // 2, list[tuple[Trajectory, Int32s, float]]()
         for name in await self.store.recent(scope, WARM_TRAJECTORIES):
-            tokens = await self.store.load(Trajectory(name, scope))
+            trajectory, moment = Trajectory(name, scope), time.monotonic()
+            tokens = await self.store.load(trajectory)
             room -= tokens.size
             if room < 0:
                 break
-            found = [(name, document) for document in documents(tokens)] + found
-        for name, document in found:
-            await self.teach(Trajectory(name, scope), document)
+            found = [(trajectory, document, moment) for document in documents(tokens)] + found
+        for trajectory, document, moment in found:
+            await self.teach(trajectory, document, moment)
 
-    async def teach(self, trajectory: Trajectory, document: Int32s) -> None:
-        """Share a stored document of a trajectory with its scope."""
+    async def teach(self, trajectory: Trajectory, document: Int32s, moment: float) -> None:
+        """Share a document that was asked for at a moment, unless its trajectory was deleted since."""
         history = self.shelf.scope(trajectory.scope)
-        await share(history, trajectory.id, Turn(NO_TOKENS, document, continues=False))
+        turn = Turn(NO_TOKENS, document, continues=False)
+        await share(history, trajectory.id, turn, self.gone(trajectory, moment))
 
     async def catch_up(self, scope: Scope, changes: Changes) -> None:
         """Take in what other processes did in a scope."""
@@ -247,19 +209,24 @@ class Histories:
         deleted = changes.deleted - self.own_deletions
         self.own_deletions -= changes.deleted
         if deleted:
+            for digest in deleted:
+                self.deletions.note(digest)
             for trajectory in self.known(scope, deleted):
                 self.store.disown(trajectory)
                 self.forget_here(trajectory)
             self.on_forgotten(scope, deleted)
         for name in reversed(changes.written):
-            trajectory = Trajectory(name, scope)
-            history = self.shelf.trajectories.get((scope, name))
-            for document in documents(await self.store.news(trajectory)):
-                if history is not None and not history.deleted:
-                    await absorb(history, document)
-                await self.teach(trajectory, document)
-            if history is not None and not history.deleted:
-                self.shelf.settle(trajectory, history)
+            await self.take_news(self.store, Trajectory(name, scope))
+
+    async def take_news(self, store: HistoryStore, trajectory: Trajectory) -> None:
+        """Take in what other processes added to a trajectory."""
+        moment, history = time.monotonic(), self.shelf.trajectories.get((trajectory.scope, trajectory.id))
+        for document in documents(await store.news(trajectory)):
+            if history is not None:
+                await absorb(history, document, self.gone(trajectory, moment, history))
+            await self.teach(trajectory, document, moment)
+        if history is not None:
+            self.shelf.settle(trajectory, history)
 
     def known(self, scope: Scope, digests: frozenset[str]) -> list[Trajectory]:
         """The trajectories of a scope that this process has something of, among those with some digests."""
@@ -285,36 +252,38 @@ class Histories:
     async def delete(self, trajectory: Trajectory) -> bool | None:
         """Forget a trajectory here and in the store, and what its scope learned from it: whether there was anything;
         None when the store did not confirm it. A session that is open goes on and leaves nothing."""
-        known = self.forget_here(trajectory)
+        known, digest = self.forget_here(trajectory), digest_of(trajectory)
         if self.follower is not None:
-            self.own_deletions.add(digest_of(trajectory))
+            self.own_deletions.add(digest)
         stored = await self.store.delete(trajectory) if self.store is not None else False
+        if stored is None:
+            self.own_deletions.discard(digest)
         return None if stored is None else known or stored
 
     def forget_here(self, trajectory: Trajectory) -> bool:
         """Forget a trajectory in this process; the scope learns anew what the others said."""
-        key = (trajectory.scope, trajectory.id)
-        history = self.shelf.trajectories.get(key)
-        if history is not None:
-            history.deleted = True
-            self.shelf.drop(key)
+        self.deletions.note(digest_of(trajectory))
+        known = self.shelf.forget(trajectory)
         scope = self.shelf.scopes.get(trajectory.scope)
-        if scope is not None and (history is not None or trajectory.id in scope.sources):
-            with scope.lock:
-                learned = trajectory.id in scope.sources
-                if learned:
-                    scope.clear(self.shelf.scope_tokens)
-            if learned:
-                self.start(asyncio.get_running_loop(), self.relearn(trajectory.scope))
-            return True
-        return history is not None
+        if scope is None:
+            return known
+        with scope.lock:
+            learned = trajectory.id in scope.sources
+            clearing = learned or scope.unlisted
+            if clearing:
+                scope.clear(self.shelf.scope_tokens)
+        if clearing:
+            self.start(asyncio.get_running_loop(), self.relearn(trajectory.scope))
+        return known or learned
 
     async def relearn(self, scope: Scope) -> None:
         """Share again what the trajectories of a scope said, those in this process and then those in the store."""
+        moment = time.monotonic()
         for (owner, name), history in list(self.shelf.trajectories.items()):
+            gone = self.gone(Trajectory(name, owner), moment, history)
             for conversation in list(history.conversations) if owner == scope else ():
                 turn = Turn(NO_TOKENS, conversation.view()[: conversation.saved].copy(), continues=False)
-                await share(history.scope, name, turn, lambda history=history: history.deleted)  # type: ignore[misc]
+                await share(history.scope, name, turn, gone)
         if self.store is not None:
             await self.warm(scope)
 

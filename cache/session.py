@@ -8,6 +8,7 @@ from agentspec.cache.draft import Offer, draft
 from agentspec.cache.estimate import OWN, SHARED
 from agentspec.cache.history import Conversation, TrajectoryHistory
 from agentspec.cache.index import SuffixIndex, as_tokens
+from agentspec.cache.local import LocalRetrieval
 from agentspec.cache.prediction import Prediction, PredictionGuide
 from agentspec.cache.scaffold import ScaffoldGuide
 from agentspec.types import DraftTree, Origin, Outcome
@@ -46,11 +47,13 @@ class HistorySession:
         self.finish = finish
         self.closed = False
         self.guides: list[Guide] = []
+        self.local = LocalRetrieval(history.lend_answers()) if Origin.TLAR in allowed else None
 
     def propose(self, budget: int) -> DraftTree:
         """A tree of at most `budget` nodes beside the root, likeliest first by `cum`."""
         with self.history.scope.lock:
-            return draft(self.offers(), self.conversation.document.tail, budget)
+            tree = draft(self.offers(), self.conversation.document.tail, budget)
+            return tree if self.local is None else self.local.united(tree, budget)
 
     def offers(self) -> Sequence[Offer]:
         """What the allowed indexes can say."""
@@ -74,6 +77,8 @@ class HistorySession:
                 self.history.note(outcome)
                 for guide in self.guides:
                     guide.observe(tokens)
+                if self.local is not None:
+                    self.local.observe(tokens)
 
     def close(self) -> None:
         """The turn ended: what is new in it joins the scope's index and the store. Closing again does nothing.
@@ -85,6 +90,8 @@ class HistorySession:
                 return
             self.closed = True
             self.conversation.busy = False
+            if self.local is not None:
+                self.history.answers = self.local.answers
         self.finish(self)
 
 

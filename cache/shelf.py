@@ -1,6 +1,7 @@
 """Which histories stay in this process: least recently used leave when their bytes exceed the budget."""
 
 from collections import Counter, OrderedDict
+from weakref import WeakValueDictionary
 
 from agentspec.cache.history import ScopeHistory, TrajectoryHistory
 from agentspec.cache.rolling import RollingIndex
@@ -23,11 +24,15 @@ class Shelf:
         self.trajectory_tokens = min(config.trajectory_tokens, most)
         self.scope_tokens = min(config.scope_tokens, most)
         self.trajectories: OrderedDict[Key, TrajectoryHistory] = OrderedDict()
+        self.left: WeakValueDictionary[Key, TrajectoryHistory] = WeakValueDictionary()
+        """Those that made room, for as long as a session or a task still uses them."""
+
         self.scopes: OrderedDict[Scope, ScopeHistory] = OrderedDict()
         self.sizes: dict[Key | Scope, int] = {}
         self.bytes = 0
         self.bytes_of: Counter[Scope] = Counter()
         self.evictions = 0
+        """Histories and scopes that left for others."""
 
     def find(self, trajectory: Trajectory) -> TrajectoryHistory | None:
         """A trajectory's history, now the most recently used."""
@@ -54,7 +59,7 @@ class Shelf:
     def settle(self, trajectory: Trajectory, history: TrajectoryHistory) -> None:
         """Account for what a history and its scope take now, and make room."""
         key = (trajectory.scope, trajectory.id)
-        if self.scopes.get(trajectory.scope) is not history.scope:
+        if history.deleted or self.scopes.get(trajectory.scope) is not history.scope:
             return
         if self.trajectories.setdefault(key, history) is history:
             with history.scope.lock:
@@ -80,6 +85,7 @@ class Shelf:
             return
         for key in [key for key, history in self.trajectories.items() if key[0] == scope and not history.busy]:
             self.drop(key)
+            self.evictions += 1
             if self.bytes_of[scope] <= self.scope_budget:
                 return
 
@@ -89,6 +95,7 @@ class Shelf:
             return
         for key in [key for key, history in self.trajectories.items() if not history.busy]:
             self.drop(key)
+            self.evictions += 1
             if self.bytes <= self.budget:
                 break
         else:
@@ -99,10 +106,21 @@ class Shelf:
                     break
 
     def drop(self, key: Key) -> None:
-        """Forget a trajectory's history."""
-        if self.trajectories.pop(key, None) is not None:
+        """A trajectory's history makes room."""
+        history = self.trajectories.pop(key, None)
+        if history is not None:
+            self.left[key] = history
             self.account(key, 0)
-            self.evictions += 1
+
+    def forget(self, trajectory: Trajectory) -> bool:
+        """Keep nothing of a trajectory that was deleted; whether it was here."""
+        key = (trajectory.scope, trajectory.id)
+        here, left = self.trajectories.pop(key, None), self.left.pop(key, None)
+        for history in (here, left):
+            if history is not None:
+                history.deleted = True
+        self.account(key, 0)
+        return here is not None
 
     def drop_scope(self, scope: Scope) -> None:
         """Forget what a scope without trajectories shared."""

@@ -3,12 +3,13 @@
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
 from agentspec.cache.automaton import Int32s
+from agentspec.cache.history import BOUNDARY
 from agentspec.cache.index import Tokens
 from agentspec.config import LARGEST, CacheConfig
 from agentspec.errors import ConfigError
@@ -16,6 +17,9 @@ from agentspec.types import Scope, Trajectory
 
 ENTRY_BYTES = 512
 """Memory of a stored trajectory beside its tokens, about."""
+
+LOOKS = 1000
+"""How often in a lifetime memory is looked through for what is too old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +143,12 @@ class MemoryStore:
 
         self.bytes = 0
         self.bytes_of: Counter[Scope] = Counter()
+        self.latest = 0.0
+        """The latest date of all; a clock before it was set back."""
+
+        self.look_at = 0.0
+        """Nothing is too old before then, unless the clock is set back."""
+
         self.evictions = 0
         self.refused = 0
 
@@ -150,6 +160,8 @@ class MemoryStore:
         """Append tokens of a turn; those that were taken."""
         try:
             new = np.asarray(tokens, np.int32).reshape(-1)
+            if new.min(initial=0) < BOUNDARY:
+                raise ValueError("a token is negative")
         except (OverflowError, TypeError, ValueError):
             self.refused += 1
             return np.empty(0, np.int32)
@@ -166,6 +178,8 @@ class MemoryStore:
         self.kept[trajectory.scope, trajectory.id] = entry
         self.bytes += entry.bytes
         self.bytes_of[trajectory.scope] += entry.bytes
+        self.latest = max(self.latest, updated)
+        self.look_at = min(self.look_at, updated + self.ttl_s)
 
     def take(self, trajectory: Trajectory) -> Entry | None:
         """Keep a trajectory no longer."""
@@ -178,14 +192,26 @@ class MemoryStore:
         return entry
 
     def make_room(self, scope: Scope) -> None:
-        """Let the oldest leave, of a scope and of all, as the limits of bytes and of age say."""
+        """Let those leave that are too old, then the least recently written, as the limits of bytes say."""
+        if not self.latest <= self.clock() <= self.look_at:
+            self.look_through()
         while self.bytes_of[scope] > self.scope_bytes:
             self.evict(next(Trajectory(name, scope) for owner, name in self.kept if owner == scope))
-        while self.kept:
-            (oldest, name), entry = next(iter(self.kept.items()))
-            if self.bytes <= self.reserved_bytes and not self.expired(entry):
-                return
-            self.evict(Trajectory(name, oldest))
+        while self.kept and self.bytes > self.reserved_bytes:
+            owner, name = next(iter(self.kept))
+            self.evict(Trajectory(name, owner))
+
+    def look_through(self) -> None:
+        """Let those leave that are too old. A date in the future, which a clock had that was set back, becomes now."""
+        now = self.clock()
+        for (scope, name), entry in list(self.kept.items()):
+            if entry.updated > now:
+                self.kept[scope, name] = replace(entry, updated=now)
+            elif self.expired(entry):
+                self.evict(Trajectory(name, scope))
+        self.latest = now
+        first = min((entry.updated for entry in self.kept.values()), default=now)
+        self.look_at = max(first + self.ttl_s, now + self.ttl_s / LOOKS)
 
     def evict(self, trajectory: Trajectory) -> None:
         """A trajectory leaves to make room."""

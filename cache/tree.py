@@ -314,7 +314,8 @@ def grow_tree(
 
     `layouts` (int64[SOURCES, 6], see `index.Layout`) stands for arrays that the caller keeps alive and unchanged;
     `kinds` and `ends` (see `locate`) have a column for each source in use, the first ones. Rows of the first result:
-    token, parent, depth, origins. Rows of the second: log P(node | parent), and its sum along the path.
+    token, parent, depth, origins. Rows of the second: log P(node | parent), and its sum along the path; rounding never
+    makes it rise.
     """
     automata = opened(layouts)
     all_states, all_edges, all_tables = automata
@@ -358,7 +359,7 @@ def grow_tree(
         nodes[0, size], nodes[1, size], nodes[2, size] = queue[best, 0], parent, nodes[2, parent] + 1
         nodes[3, size] = queue[best, 2]
         logs[0, size] = math.log(chances[best])
-        logs[1, size] = math.log(reach)
+        logs[1, size] = min(logs[1, parent] + logs[0, size], logs[1, size - 1])
         for source in range(sources):
             node_at[size, source], node_lengths[size, source] = stepped(
                 kinds[source],

@@ -2,7 +2,9 @@
 
 import logging
 import time
+from collections.abc import Sequence
 
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentspec.server.generation import ClientGone
@@ -17,7 +19,7 @@ CLIENT_GONE = 499
 class Access:
     """Outermost layer: sees the status that was really sent."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, routes: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, routes: Sequence[Route]) -> None:
         self._app = app
         self._metrics = metrics
         self._routes = routes
@@ -46,5 +48,5 @@ class Access:
             log.info("%s %.200r %d %.0f ms", scope["method"], scope["path"], status, seconds * 1000)
 
     def _route(self, path: str) -> str:
-        """The path if it is one of ours, so that clients cannot invent label values."""
-        return path if path in self._routes else "other"
+        """The path of ours that it is, with `{id}` for an id, so that clients cannot invent label values."""
+        return next((route.path_format for route in self._routes if route.path_regex.match(path)), "other")

@@ -48,8 +48,9 @@ from agentspec.server.options import (
 from agentspec.server.respond import EventStream, WholeAnswer
 from agentspec.server.text_answer import TextAnswer
 from agentspec.server.text_logprobs import Speller
+from agentspec.server.tokens import detokenized, tokenized
 from agentspec.server.wire import ChatRequest, Generating, TextRequest, parse_request, unknown_fields
-from agentspec.types import Grammar, Outline, Worker
+from agentspec.types import Grammar, Outline, Trajectory, Worker
 
 log = logging.getLogger(__name__)
 
@@ -72,16 +73,17 @@ def create_app(worker: Worker, config: ServerConfig) -> Starlette:
     routes = [
         Route("/v1/chat/completions", service.chat, methods=["POST"]),
         Route("/v1/completions", service.text, methods=["POST"]),
+        Route("/tokenize", service.tokenize, methods=["POST"]),
+        Route("/detokenize", service.detokenize, methods=["POST"]),
         Route("/v1/models", service.models),
         Route("/v1/models/{name:path}", service.model),
-        Route("/v1/trajectories/{id:path}", service.trajectory),
-        Route("/v1/trajectories/{id:path}", service.forget, methods=["DELETE"]),
+        Route("/v1/trajectories", service.trajectory, methods=["GET", "DELETE"]),
+        Route("/v1/trajectories/{id:path}", service.trajectory, methods=["GET", "DELETE"]),
         Route("/health", service.health),
         Route("/ready", service.ready),
         Route("/metrics", service.show_metrics),
     ]
-    paths = frozenset(route.path for route in routes if "{" not in route.path)
-    middleware = [Middleware(Access, service.metrics, paths), Middleware(Failures)]
+    middleware = [Middleware(Access, service.metrics, routes), Middleware(Failures)]
     handlers: Any = {HTTPException: not_routed}
 
     @contextlib.asynccontextmanager
@@ -130,12 +132,13 @@ class Service:
 
     async def _generate(self, request: Request, prepare: Callable[[bytes], Prepared]) -> Response:
         body = await read_body(request, self._config.max_body_bytes, self._config.receive_s)
-        prepared = await asyncio.to_thread(prepare, body)
-        asked = prepared.asked
-        trajectory = self._identity.resolve(request.headers, asked, prepared.digests)
-        requests = generation_requests(asked, prepared.prompts, trajectory, self._worker.window, prepared.grammar)
+        with self._identity.receiving() as received:
+            prepared = await asyncio.to_thread(prepare, body)
+            asked = prepared.asked
+            trajectory = self._identity.resolve(request.headers, asked, prepared.digests, received)
+        made = generation_requests(asked, prepared.prompts, trajectory, self._worker.window, prepared.grammar)
         outline, prediction = prepared.outline, prepared.prediction or ()
-        wanted = [replace(request, outline=outline, prediction=prediction) for request in requests]
+        wanted = [replace(one, received=received, outline=outline, prediction=prediction) for one in made]
         started = request.scope["agentspec.started"]
         generation = Generation(self._worker.generate(*wanted), request.receive, self.metrics, started)
         frame = Frame(
@@ -152,6 +155,25 @@ class Service:
             return EventStream(generation, answer, self._config.keepalive_s)
         return WholeAnswer(generation, answer)
 
+    async def tokenize(self, request: Request) -> Response:
+        return await self._converted(request, tokenized)
+
+    async def detokenize(self, request: Request) -> Response:
+        return await self._converted(request, detokenized)
+
+    async def _converted(self, request: Request, convert: Callable[[dict[str, Any], Worker], Any]) -> Response:
+        """What `convert` makes of the body, in a thread because long texts take long."""
+        body = await read_body(request, self._config.max_body_bytes, self._config.receive_s)
+
+        def converted() -> Any:
+            raw = parse_object(body)
+            made = convert(raw, self._worker)
+            if raw.get("model") is not None:
+                self._check_model(raw["model"])
+            return made
+
+        return json_response(await asyncio.to_thread(converted))
+
     async def models(self, request: Request) -> Response:
         return json_response({"object": "list", "data": [self._model_object()]})
 
@@ -160,16 +182,18 @@ class Service:
         return json_response(self._model_object())
 
     async def trajectory(self, request: Request) -> Response:
-        """What is kept of a trajectory."""
-        found = self._identity.named(request.path_params["id"])
+        """What is kept of a trajectory, or its deletion."""
+        found = self._identity.named(request.path_params.get("id", ""))
+        return await (self._forget(found) if request.method == "DELETE" else self._show(found))
+
+    async def _show(self, found: Trajectory) -> Response:
         state = await self._worker.inspect(found)
         if state is None:
             raise NotFound(f"there is no trajectory {found.id!r}", param="id")
         return json_response({"id": found.id, "object": "trajectory", "model": self._worker.model, **asdict(state)})
 
-    async def forget(self, request: Request) -> Response:
-        """Deletes all that is kept of a trajectory."""
-        found = self._identity.named(request.path_params["id"])
+    async def _forget(self, found: Trajectory) -> Response:
+        """Deletes all that is kept of a trajectory, and of requests of it that were received before."""
         recognised = self._identity.forget(found)
         if not await self._worker.forget(found) and not recognised:
             raise NotFound(f"there is no trajectory {found.id!r}", param="id")

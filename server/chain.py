@@ -61,12 +61,12 @@ class Chain:
         while len(self._prefixes) > self._capacity:
             self._prefixes.popitem(last=False)
 
-    def forget(self, owner: str) -> bool:
-        """Forgets all that a trajectory sent first; whether there was anything."""
+    def forget(self, owner: str) -> list[bytes]:
+        """Forgets all that a trajectory sent first; the digests that it was."""
         gone = [digest for digest, prefix in self._prefixes.items() if prefix.owner == owner]
         for digest in gone:
             del self._prefixes[digest]
-        return bool(gone)
+        return gone
 
 
 def prefix_digests(

@@ -5,12 +5,15 @@ ids in the body, and at last the messages themselves (`agentspec.server.chain`).
 """
 
 import hashlib
+import math
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from agentspec.errors import InvalidRequest
+from agentspec.server.arrivals import Arrivals
 from agentspec.server.chain import Chain, prefix_digests
 from agentspec.server.wire import Generating
 from agentspec.types import Scope, Trajectory
@@ -48,6 +51,11 @@ class Identity:
     def __init__(self, model: str, chain: Chain | None = None) -> None:
         self._scope = Scope(TENANT, model)
         self._chain = chain or Chain()
+        self._arrivals = Arrivals()
+
+    def receiving(self) -> AbstractContextManager[float]:
+        """Around all that is done with a request from when it was received until it is resolved; that moment."""
+        return self._arrivals.receiving()
 
     def digests(
         self, asked: Generating, tools: Sequence[Mapping[str, Any]] | None, messages: Sequence[Mapping[str, Any]]
@@ -58,13 +66,17 @@ class Identity:
         """
         return prefix_digests([self._scope.tenant, self._scope.model, asked.user or ""], tools, messages)
 
-    def resolve(self, headers: Mapping[str, str], asked: Generating, digests: Sequence[bytes]) -> Trajectory:
-        """The request's trajectory; remembers its messages."""
-        named = named_by_headers(headers) or named_by_body(asked) or self._named_by_messages(digests)
+    def resolve(
+        self, headers: Mapping[str, str], asked: Generating, digests: Sequence[bytes], received: float = math.inf
+    ) -> Trajectory:
+        """The request's trajectory, also where that was deleted since the request was received; remembers its messages
+        where it was not."""
+        named = named_by_headers(headers) or named_by_body(asked) or self._named_by_messages(digests, received)
         parent = header_id(headers, PARENT) or named.parent
         if parent == named.id:
             raise InvalidRequest(f"{PARENT}: a trajectory cannot be its own parent", param=PARENT)
-        self._chain.learn(digests, named.id, final=is_final(headers))
+        if not self._arrivals.deleted(named.id, received):
+            self._chain.learn(digests, named.id, final=is_final(headers))
         return Trajectory(named.id, self._scope, parent)
 
     def named(self, text: str) -> Trajectory:
@@ -73,13 +85,19 @@ class Identity:
 
     def forget(self, trajectory: Trajectory) -> bool:
         """Recognises a deleted trajectory's messages no longer; whether it did."""
-        return self._chain.forget(trajectory.id)
+        digests = self._chain.forget(trajectory.id)
+        self._arrivals.note(trajectory.id, digests)
+        return bool(digests)
 
-    def _named_by_messages(self, digests: Sequence[bytes]) -> Name:
-        match = self._chain.find(digests)
-        if match is None:
-            return Name(new_id())
-        return Name(match.owner) if match.continues else Name(new_id(), match.owner)
+    def _named_by_messages(self, digests: Sequence[bytes], received: float) -> Name:
+        for digest in reversed(digests):
+            match = self._chain.find([digest])
+            if match is not None:
+                return Name(match.owner) if match.continues else Name(new_id(), match.owner)
+            deleted = self._arrivals.sender(digest, received)
+            if deleted is not None:
+                return Name(deleted)
+        return Name(new_id())
 
 
 def named_by_headers(headers: Mapping[str, str]) -> Name | None:

@@ -1,31 +1,14 @@
 """What `/metrics` shows. Names beginning with `agentspec_http_` and `agentspec_generation_` are the server's own;
 all others come from the worker."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
+from agentspec.server.worker_metrics import WorkerStats
 from agentspec.types import Report
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
-
-
-class WorkerStats(Collector):
-    """The worker's own counters and gauges, read at each scrape."""
-
-    def __init__(self, stats: Callable[[], Mapping[str, float]]) -> None:
-        self._stats = stats
-
-    def collect(self) -> Iterator[Metric]:
-        for name, value in sorted(self._stats().items()):
-            family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            yield family(f"agentspec_{name}", "Of the worker.", value=value)
-
-    def describe(self) -> Iterator[Metric]:
-        """Nothing: the names are not known before the worker runs."""
-        return iter(())
 
 
 class Metrics:
@@ -34,9 +17,13 @@ class Metrics:
     def __init__(self, stats: Callable[[], Mapping[str, float]]) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(WorkerStats(stats))
-        self._requests = self._counter("http_requests", "Requests by status.", "route", "status")
+        self._requests = self._counter(
+            "http_requests", "Requests by route and status; 499: the client left.", "route", "status"
+        )
         self._running = Gauge("agentspec_http_requests_running", "Requests being served.", registry=self._registry)
-        self._latency = self._histogram("http_request_seconds", "Time to the end of the answer.", "route", "status")
+        self._latency = self._histogram(
+            "http_request_seconds", "From request to the end of the answer.", "route", "status"
+        )
         self._first_token = self._histogram("generation_time_to_first_token_seconds", "From request to first token.")
         self._queue = self._histogram("generation_queue_seconds", "Wait for a place in the batch.")
         self._prefill = self._histogram("generation_prefill_seconds", "From the queue to the first token.")

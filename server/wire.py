@@ -7,7 +7,17 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from agentspec.errors import InvalidRequest
 from agentspec.server.body import as_list, as_object
@@ -228,11 +238,12 @@ class ChatRequest(Generating):
     parallel_tool_calls: bool = True
     prediction: Prediction | None = None
 
-    @model_validator(mode="after")
-    def needs_logprobs(self) -> "ChatRequest":
-        if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs to be true")
-        return self
+    @field_validator("top_logprobs")
+    @classmethod
+    def needs_logprobs(cls, count: int, others: ValidationInfo) -> int:
+        if count and not others.data.get("logprobs"):
+            raise ValueError("needs logprobs to be true")
+        return count
 
 
 class TextRequest(Generating):
@@ -247,7 +258,7 @@ class TextRequest(Generating):
     """Whether the tokenizer adds the tokens that it puts around every text."""
 
 
-Request = TypeVar("Request", bound=Generating)
+Request = TypeVar("Request", bound=Wire)
 
 
 def parse_request(kind: type[Request], body: dict[str, Any]) -> Request:

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import os
+import threading
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from redis import Redis
 from agentspec import cli
 from agentspec.cache.codec import Keys
 from agentspec.cache.file_store import FileStore
+from agentspec.cache.journal import START
 from agentspec.cache.redis_store import RedisStore
 from agentspec.cache.store import HistoryStore
 from agentspec.config import CacheConfig
@@ -54,6 +56,18 @@ def fill(flags: list[str], runs: dict[Trajectory, list[int]] = RUNS) -> None:
     asyncio.run(run())
 
 
+def described(flags: list[str]) -> int:
+    """Bytes of all runs, as the store tells them one by one."""
+
+    async def run() -> int:
+        store = store_at(flags)
+        found = [await store.describe(trajectory) for trajectory in RUNS]
+        await store.close()
+        return sum(one.bytes for one in found if one is not None)
+
+    return asyncio.run(run())
+
+
 def held(flags: list[str]) -> dict[Trajectory, list[int]]:
     async def run() -> dict[Trajectory, list[int]]:
         store = store_at(flags)
@@ -81,12 +95,33 @@ def test_stats_are_by_tenant_and_model(capsys: pytest.CaptureFixture[str], flags
     fill(flags)
     found = told(capsys, "stats", *flags)
     assert (found["trajectories"], found["tokens"], found["turns"]) == (3, 10_005, 3)
-    assert found["bytes"] > 20_000 and found["newer_version"] == 0
+    assert found["stored_bytes"] > 20_000 and found["newer_version"] == 0
     rows = {row["tenant"]: row["tokens"] for row in found["scopes"]}
     assert rows == {"acme": 10_004, "other: {x}": 1}
     assert cli.main(["cache", "stats", *flags]) == 0
     out = capsys.readouterr().out
     assert "10,004" in out and "other: {x}" in out and "total" in out
+
+
+def test_bytes_are_those_of_the_file_and_of_what_each_trajectory_is_said_to_take(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "histories"
+    flags, first = ["--history-file", str(file)], next(iter(RUNS))
+    fill(flags)
+
+    assert told(capsys, "stats", *flags)["stored_bytes"] == described(flags) == file.stat().st_size - len(START)
+    fill(flags, {first: [9]})
+    assert told(capsys, "stats", *flags)["stored_bytes"] == file.stat().st_size - len(START) > described(flags)
+
+
+def test_bytes_of_a_redis_are_those_of_what_each_trajectory_is_said_to_take(
+    capsys: pytest.CaptureFixture[str], redis_server: Server
+) -> None:
+    flags = ["--redis-url", redis_server.url]
+    fill(flags)
+
+    assert told(capsys, "stats", *flags)["stored_bytes"] == described(flags)
 
 
 def test_an_export_makes_an_equal_store(
@@ -223,12 +258,19 @@ def test_a_damaged_export_is_named_and_nothing_is_imported(
         (["stats", "--history-file", "missing"], 1, "cannot read missing"),
         (["stats", "--history-file", "."], 1, "cannot read ."),
         (["verify", "--history-file", "text"], 1, "text is no file of histories"),
-        (["stats", "--redis-url", "redis://127.0.0.1:1/0"], 1, "cannot read the Redis of AGENTSPEC_CACHE_REDIS_URL"),
-        (["verify", "--redis-url", "junk"], 2, "AGENTSPEC_CACHE_REDIS_URL must be a Redis URL"),
+        (["stats", "--redis-url", "redis://127.0.0.1:1/0"], 1, "cannot read the Redis of --redis-url"),
+        (["verify", "--redis-url", "junk"], 2, "--redis-url must be a Redis URL"),
         (["export", "--history-file", "old", "--out", "pipe"], 2, "'pipe' is no plain file, and would be replaced"),
         (["export", "--history-file", "old", "--out", "./old"], 2, "'old' is the history file itself"),
         (["import", "--history-file", "new", "missing"], 1, "missing: No such file"),
         (["import", "--redis-url", "redis://127.0.0.1:1/0", "good"], 1, "the store takes no more"),
+        (["import", "--history-file", "new", "/dev/null"], 1, "/dev/null is neither a plain file nor a pipe"),
+        (["import", "--history-file", "new", "."], 1, ".: Is a directory"),
+        (["stats", "--history-file", "~no-such-user/x"], 2, "'~no-such-user/x' is no path"),
+        (["export", "--history-file", "~no-such-user/x", "--out", "y"], 2, "'~no-such-user/x' is no path"),
+        (["import", "--history-file", "~no-such-user/x", "good"], 2, "'~no-such-user/x' is no path"),
+        (["stats", "--history-file", "a\0b"], 2, r"'a\x00b' is no path"),
+        (["export", "--history-file", "a\0b", "--out", "y"], 2, r"'a\x00b' is no path"),
     ],
 )
 def test_what_cannot_be_done_is_told_in_one_line(
@@ -244,6 +286,31 @@ def test_what_cannot_be_done_is_told_in_one_line(
     assert cli.main(["cache", *words]) == code
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("agentspec: ") and message in error
+
+
+@pytest.mark.parametrize("name", ["", "a\0b"])
+@pytest.mark.parametrize("words", [["export", "--out"], ["import"]])
+def test_a_name_that_no_file_has_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str], name: str
+) -> None:
+    flags = ["--history-file", str(tmp_path / "histories")]
+    fill(flags)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["cache", words[0], *flags, *words[1:], name])
+    assert f"{name!r} is no name of a file" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_an_import_reads_a_pipe_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    flags, out, pipe = ["--history-file", str(tmp_path / "first")], tmp_path / "out", tmp_path / "pipe"
+    fill(flags)
+    told(capsys, "export", *flags, "--out", str(out))
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(out.read_bytes()))
+    writer.start()
+    again = ["--history-file", str(tmp_path / "second")]
+    assert told(capsys, "import", *again, str(pipe)) == {"imported": 3, "kept": 0}
+    writer.join(10)
+    assert held(again) == RUNS
 
 
 def test_an_import_into_a_file_in_use_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

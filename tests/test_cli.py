@@ -254,6 +254,8 @@ def test_models_path_of_a_folder_and_of_a_missing_model(capsys: pytest.CaptureFi
     assert capsys.readouterr().out == f"{tmp_path}\n"
     assert cli.main(["models", "path", "smollm2-135m", "--home", str(tmp_path)]) == 1
     assert "run: agentspec models pull smollm2-135m" in capsys.readouterr().err
+    assert cli.main(["models", "path", "smollm", "--home", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.startswith("agentspec: unknown model 'smollm' (did you mean")
 
 
 def test_traces_validate_names_the_wrong_line(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
@@ -337,7 +339,7 @@ def test_replay_simulates_with_a_tokenizer_alone(
     assert report["settings"]["budgets"] == [8, 16, 32, 64]
     assert "sesame" not in report["command"]
     assert cli.main(["replay", str(runs), "--simulate", "--model", str(tmp_path)]) == 0
-    assert "Tokens per target step" in capsys.readouterr().out
+    assert "Tokens per step (a pass of the model)" in capsys.readouterr().out
 
 
 def test_replay_without_traces_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

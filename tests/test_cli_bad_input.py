@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from agentspec import cli
 from tests.full_disk import full_disk
@@ -184,6 +185,27 @@ def test_a_home_that_cannot_be_one(
     captured = capsys.readouterr().err
     assert (code, captured) == (0, "") if code == 0 else one_line(captured)
     assert code == 1 or command == ["models", "list"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("command", [["serve", "--port", "0"], ["replay"], ["parity"], ["bench", "cost"]])
+def test_a_device_that_is_absent_is_told_by_its_flag_before_a_model_is_looked_for(
+    capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    assert cli.main([*command, "--model", "no-such-model", "--device", "cuda:1"]) == 2
+    assert capsys.readouterr().err == "agentspec: --device is 'cuda:1': torch sees no GPU\n"
+    assert cli.main([*command, "--model", "no-such-model", "--dtype", "float16"]) == 2
+    said = "agentspec: --dtype is float16: that needs a GPU, and AGENTSPEC_ENGINE_DEVICE leads to the CPU\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("command", [["bench", "int8"], ["parity"], ["replay"]])
+def test_files_are_read_before_a_model_is_looked_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: list[str]
+) -> None:
+    missing = tmp_path / "missing.jsonl"
+    assert cli.main([*command, "--model", "no-such-model", str(missing)]) == 1
+    assert capsys.readouterr().err == f"agentspec: {missing}: cannot be read: No such file or directory\n"
 
 
 def test_a_taken_port_is_told_before_a_model_is_looked_for(

@@ -41,12 +41,17 @@ def kept(path: Path) -> list[Path]:
     return sorted(file for file in (path.parents[1] / "kept").rglob("*.nb*") if file.is_file())
 
 
-def test_code_is_kept_for_the_next_process(source: Path) -> None:
+def test_code_is_kept_for_the_next_process(source: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "agentspec.compiled")
+    compiled_module.tell_once.cache_clear()
     assert imported(source)(4) == 8
+    assert [record.getMessage()[:17] for record in caplog.records] == ["compiling kernels"]
+    compiled_module.tell_once.cache_clear()
     assert [file.suffix for file in kept(source)] == [".nbc", ".nbi"]
     again = imported(source)
     assert again(4) == 8
     assert sum(again.stats.cache_hits.values()) == 1
+    assert len(caplog.records) == 1, "nothing was compiled"
 
 
 def test_a_full_disk_costs_nothing_but_compiling(source: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -84,3 +89,4 @@ def test_spoiled_files_are_compiled_and_kept_again(
     again = imported(source)
     assert again(4) == 8
     assert sum(again.stats.cache_hits.values()) == 1
+    assert len(caplog.records) == 1, "nothing was compiled"

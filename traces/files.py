@@ -32,9 +32,10 @@ def read_traces(paths: Iterable[Path]) -> Iterator[Trace]:
 def read_lines(paths: Iterable[Path]) -> Iterator[tuple[str, Any]]:
     """Place (`file:line`) and JSON value of each line that is not blank."""
     for path in paths:
-        number = 0
+        number = -1
         try:
             with open_text(path) as file:
+                number = 0
                 for number, line in enumerate(file, 1):
                     if line.strip():
                         with located(f"{path}:{number}"):
@@ -42,7 +43,8 @@ def read_lines(paths: Iterable[Path]) -> Iterator[tuple[str, Any]]:
                         yield f"{path}:{number}", content
         except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise TraceError(f"{path}:{number + 1}: cannot be read: {reason}") from error
+            place = path if number < 0 else f"{path}:{number + 1}"
+            raise TraceError(f"{place}: cannot be read: {reason}") from error
 
 
 def open_text(path: Path) -> io.TextIOWrapper:

@@ -11,6 +11,14 @@ from rich.table import Table
 
 from agentspec.traces.simulate import Simulated
 
+MEANINGS = {
+    "lookup": "copies what followed the same last three, two or one tokens earlier in the run",
+    "local": "drafts from the run's own history",
+    "hybrid": "drafts from the run's own history and those of the runs before it, as a server does",
+    "tlar": "drafts from nearly equal contexts in the run's own answers, when and as many as a decayed hit rate says",
+}
+"""What each arm of a simulation drafts."""
+
 RESAMPLES = 2000
 """Redraws of the runs for an interval."""
 
@@ -74,7 +82,9 @@ def simulation_report(runs: Sequence[Simulated], settings: Mapping[str, Any], co
 
 def print_simulation(report: Mapping[str, Any], console: Console) -> None:
     """One table: a row for each source, each domain and all, a column for each arm and budget."""
-    table = Table(title="Tokens per target step", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(
+        title="Tokens per step (a pass of the model)", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
     table.add_column("runs of", overflow="fold")
     for heading in ("runs", "tokens"):
         table.add_column(heading, justify="right")
@@ -93,4 +103,8 @@ def print_simulation(report: Mapping[str, Any], console: Console) -> None:
             )
         table.add_section()
     console.print(table)
+    for arm in rows[-1][1]["arms"] if rows else ():
+        if arm in MEANINGS:
+            console.print(f"{arm}: {MEANINGS[arm]}", highlight=False, markup=False)
+    console.print("The number under it is the budget: most draft tokens in one step.", highlight=False)
     console.print("Plain decoding makes one token a step. Intervals over runs are in --json.", highlight=False)

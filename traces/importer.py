@@ -9,6 +9,7 @@ from typing import Any
 from agentspec.errors import TraceError
 from agentspec.traces.files import located, read_lines, write_traces
 from agentspec.traces.messages import check_messages, repaired_messages
+from agentspec.traces.plain import as_trace
 from agentspec.traces.schema import Trace, parse_trace
 
 
@@ -30,6 +31,9 @@ class ImportOptions:
 
     skip_invalid: bool = False
     """Leave out and count a run that is refused instead of stopping there."""
+
+    plain: bool = False
+    """The records are conversations as clients log them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ class Source:
             self.read += 1
             try:
                 with located(where):
-                    trace = self._checked(content)
+                    trace = self._checked(as_trace(content, where) if self._options.plain else content)
             except TraceError:
                 if not self._options.skip_invalid:
                     raise

@@ -23,6 +23,7 @@ from agentspec.compiled import compiled
 from agentspec.config import CacheConfig
 from agentspec.traces.messages import Message
 from agentspec.traces.schema import Trace, Turn
+from agentspec.traces.stepwise import Stepwise
 from agentspec.types import DraftTree, Outcome, Scope, Trajectory
 
 BUDGETS = (8, 16, 32, 64)
@@ -234,6 +235,7 @@ ARMS: Mapping[str, Callable[[CacheConfig], Drafting]] = {
     "local": lambda config: Retrieval(config, frozenset({"trajectory"})),
     "hybrid": lambda config: Retrieval(config, None),
     "scaffold": Scaffolded,
+    "tlar": lambda config: Stepwise(lambda: Retrieval(config, frozenset({"tlar"}))),
 }
 """What a simulation compares, by name."""
 

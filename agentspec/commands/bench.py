@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentspec.commands.engine import limit_spinning
+from agentspec.commands.engine import limit_spinning, ready_device
 from agentspec.commands.models import pulled
 from agentspec.commands.numbers import positive
 from agentspec.commands.replay import RECORDED, recorded_files
@@ -43,7 +43,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run_cost(arguments: argparse.Namespace) -> None:
     """Measures the cost table of the configured model and prints it."""
     config = chosen_config(arguments)
-    limit_spinning()
+    ready_device(config)
     pulled(config.model.name, config)
     from agentspec.engine.cost import run_cost_bench
 
@@ -54,13 +54,13 @@ def run_int8(arguments: argparse.Namespace) -> None:
     """Measures both ways of computing the configured model and prints them."""
     config = chosen_config(arguments)
     limit_spinning()
+    from agentspec.traces.files import read_traces
+
+    traces = list(read_traces(arguments.files or recorded_files()))
     pulled(config.model.name, config)
     from agentspec.commands.display import model_progress
     from agentspec.engine.precision import measure, print_report
     from agentspec.server.convert import fold_system
-    from agentspec.traces.files import read_traces
-
-    traces = list(read_traces(arguments.files or recorded_files()))
 
     def conversations(chat: "Chat") -> Sequence[Sequence[int]]:
         return [chat.render(fold_system(list(trace.messages)), trace.tools) for trace in traces]

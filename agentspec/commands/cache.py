@@ -15,11 +15,18 @@ from agentspec.commands.settings import add_settings, chosen_config
 from agentspec.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agentspec.cache.automaton import Int32s
     from agentspec.cache.inventory import Inventory, Kept
     from agentspec.cache.store import HistoryStore
+    from agentspec.types import Trajectory
 
 ABOUT = """Works on the histories in a Redis or in a history file, the one that the settings name. A server may run
 meanwhile, but for an import into its history file. docs/format/histories.md describes the formats."""
+
+ABOUT_STATS = """Counts trajectories, tokens, turns and bytes, by tenant and model. Stored bytes are those of the chunks
+in a Redis, or of the records in a file, which has 12 more and keeps what was replaced until it is written anew."""
 
 PATIENCE_MS = 10_000
 FAILURES = ("store_errors_total", "store_dropped_total", "store_queue_bytes", "store_file_behind")
@@ -29,12 +36,14 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     """Adds the command."""
     parser = commands.add_parser("cache", help="count, export, import and check stored histories", description=ABOUT)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    counting = actions.add_parser("stats", help="count trajectories, tokens and bytes, by tenant and model")
+    counting = actions.add_parser(
+        "stats", help="count trajectories, tokens and bytes, by tenant and model", description=ABOUT_STATS
+    )
     checking = actions.add_parser("verify", help="read everything and name what is damaged; exit code 1 if anything is")
     exporting = actions.add_parser("export", help="write all histories to a file of JSON lines")
-    exporting.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write")
+    exporting.add_argument("--out", type=file_name, required=True, metavar="FILE", help="file to write")
     importing = actions.add_parser("import", help="add the histories of such a file; those that are there stay")
-    importing.add_argument("file", type=Path, metavar="FILE", help="file that export wrote")
+    importing.add_argument("file", type=file_name, metavar="FILE", help="file that export wrote")
     importing.add_argument("--replace", action="store_true", help="put them in place of those that are there")
     for action, run in (
         (counting, run_stats), (checking, run_verify), (exporting, run_export), (importing, run_import),
@@ -44,6 +53,13 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         )
         action.add_argument("--json", action="store_true", help="print one JSON object instead of text")
         action.set_defaults(run=run)
+
+
+def file_name(text: str) -> Path:
+    """The path of a file that a flag names."""
+    if not text or "\0" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} is no name of a file")
+    return Path(text)
 
 
 def found(arguments: argparse.Namespace) -> "Inventory":
@@ -73,7 +89,7 @@ def counts(kept: "list[Kept]") -> dict[str, Any]:
         "trajectories": len(kept),
         "tokens": sum(int(one.tokens.size) for one in kept),
         "turns": sum(one.turns for one in kept),
-        "bytes": sum(one.bytes for one in kept),
+        "stored_bytes": sum(one.bytes for one in kept),
         "last_write": max((one.updated for one in kept), default=None),
         "newer_version": sum(one.newer for one in kept),
     }
@@ -141,11 +157,13 @@ def run_export(arguments: argparse.Namespace) -> None:
 
 def check_target(arguments: argparse.Namespace) -> None:
     """Raises `ConfigError` for a target not to be replaced: what is no plain file, and the history file itself."""
+    from agentspec.cache.journal import file_at
+
     target: Path = arguments.out
     if target.exists() and not target.is_file():
         raise ConfigError(f"--out: {str(target)!r} is no plain file, and would be replaced")
     source = chosen_config(arguments).cache.history_file
-    if source and target.resolve() == Path(source).expanduser().resolve():
+    if source and target.resolve() == file_at(source).resolve():
         raise ConfigError(f"--out: {str(target)!r} is the history file itself")
 
 
@@ -157,20 +175,19 @@ def run_import(arguments: argparse.Namespace) -> None:
 
     config = chosen_config(arguments).cache
     configured(config)
-    for _ in read_lines(arguments.file):
-        pass
+    histories = read_lines(arguments.file)
     store = make_store(replace(config, deadline_ms=PATIENCE_MS))
     assert store is not None
-    report(arguments, asyncio.run(imported(store, arguments.file, arguments.replace)))
+    report(arguments, asyncio.run(imported(store, histories, arguments.replace)))
 
 
-async def imported(store: "HistoryStore", path: Path, anew: bool) -> dict[str, int]:
-    """Adds the histories of a file to a store; how many were added and how many were there already."""
-    from agentspec.cache.portable import read_lines
-
+async def imported(
+    store: "HistoryStore", histories: "Sequence[tuple[Trajectory, Int32s]]", anew: bool
+) -> dict[str, int]:
+    """Adds histories to a store; how many were added and how many were there already."""
     done = {"imported": 0, "kept": 0}
     try:
-        for trajectory, tokens in read_lines(path):
+        for trajectory, tokens in histories:
             there = await store.describe(trajectory) is not None
             if there and not anew:
                 done["kept"] += 1

@@ -23,9 +23,17 @@ def limit_spinning() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
 
 
+def ready_device(config: Config) -> None:
+    """Before anything is fetched or loaded: raises `ConfigError` for a device that is not there."""
+    limit_spinning()
+    from agentspec.engine.placement import chosen_device
+
+    chosen_device(config)
+
+
 def loaded_engine(config: Config) -> "Engine":
     """The configured model's engine, pulled first if need be, with its histories' store; the server closes it."""
-    limit_spinning()
+    ready_device(config)
     from agentspec.cache.store import make_store
 
     store = make_store(config.cache)

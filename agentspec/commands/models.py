@@ -54,12 +54,16 @@ def run_pull(arguments: argparse.Namespace) -> None:
 
 def run_path(arguments: argparse.Namespace) -> None:
     """Prints the folder of a model that needs no pull."""
-    from agentspec.engine.models import checked_folder, ready
+    from agentspec.engine.catalog import MODELS
+    from agentspec.engine.hub import is_hub_id
+    from agentspec.engine.models import checked_folder, ready, unknown
 
     home = chosen_config(arguments).model.home
     folder = ready(arguments.name, home)
     if folder is None and Path(arguments.name).expanduser().is_dir():
         folder = checked_folder(Path(arguments.name).expanduser())
+    if folder is None and arguments.name not in MODELS and not is_hub_id(arguments.name):
+        raise ModelError(unknown(arguments.name, MODELS))
     if folder is None:
         raise ModelError(f"model {arguments.name} is not here; run: agentspec models pull {arguments.name}")
     print(folder)

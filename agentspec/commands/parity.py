@@ -19,6 +19,7 @@ from agentspec.types import SamplingParams
 if TYPE_CHECKING:
     from agentspec.engine.parity import Comparison, RecordedTurn
     from agentspec.engine.service import Engine
+    from agentspec.traces.schema import Trace
 
 ABOUT = """Generates recorded turns without speculation, one by one, and with it, in batches; compares the tokens
 and the bits of all logits they were chosen from. Every draft is verified whatever it costs, so that as many as
@@ -67,17 +68,19 @@ def run_parity(arguments: argparse.Namespace) -> int:
         cache=CacheConfig(),
         engine=replace(config.engine, max_running=max(config.engine.max_running, most)),
     )
-    engine = loaded_engine(config)
     from agentspec.commands.display import turn_progress
+    from agentspec.traces.files import read_traces
 
+    traces = list(read_traces(arguments.files or recorded_files()))
+    engine = loaded_engine(config)
     with turn_progress() as progress:
-        comparisons = asyncio.run(compared(engine, config, arguments, progress))
+        comparisons = asyncio.run(compared(engine, config, traces, arguments, progress))
     print_parity(comparisons, arguments.json, Path(config.model.name).name)
     return 0 if all(comparison.holds for comparison in comparisons) else 1
 
 
 async def compared(
-    engine: "Engine", config: Config, arguments: argparse.Namespace, progress: Any
+    engine: "Engine", config: Config, traces: "Sequence[Trace]", arguments: argparse.Namespace, progress: Any
 ) -> "Sequence[Comparison]":
     """All comparisons that the arguments ask for; closes the engine."""
     from agentspec.engine.models import ensure
@@ -86,7 +89,7 @@ async def compared(
 
     try:
         engine.loop.cost = FixedCost()
-        turns = recorded_turns(engine, arguments)
+        turns = recorded_turns(engine, traces, arguments)
         reference = None
         if arguments.transformers:
             reference = Transformers(ensure(config.model.name, config.model.home), engine.end_tokens)
@@ -100,14 +103,13 @@ async def compared(
         await engine.close()
 
 
-def recorded_turns(engine: "Engine", arguments: argparse.Namespace) -> "list[RecordedTurn]":
+def recorded_turns(engine: "Engine", traces: "Sequence[Trace]", arguments: argparse.Namespace) -> "list[RecordedTurn]":
     """The recorded turns in the order of the files, those with short prompts before the others."""
     from agentspec.engine.parity import RecordedTurn
     from agentspec.server.convert import fold_system
-    from agentspec.traces.files import read_traces
 
     found = []
-    for trace in read_traces(arguments.files or recorded_files()):
+    for trace in traces:
         for turn in trace.turns():
             tokens = engine.render(fold_system(list(turn.prompt)), trace.tools)
             if len(tokens) < engine.window - 1:

@@ -30,7 +30,10 @@ ABOUT = """Sends the recorded messages before every generated assistant turn to 
 again. Decode speed is generated tokens per second of decoding, prefill left out. With --baseline each
 turn is generated with speculation off and on, and both must give the same tokens. Answers of an earlier replay on
 the same server help a later one: compare on servers that were started fresh. Without --url a server is started in
-this process with the configured model."""
+this process with the configured model. With --simulate no model runs and the recorded turns are what it would
+write: a table says how many tokens a step would make at budgets of 8, 16, 32 and 64 draft tokens, for drafts by prompt
+lookup (lookup), from the run's own history (local), from that and the runs before it (hybrid), and from nearly equal
+contexts in the run's own answers (tlar)."""
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -87,7 +90,7 @@ def add_generation(group: "argparse._ArgumentGroup") -> None:
     arms.add_argument("--baseline", action="store_true", help="run each turn with speculation off and on and compare")
     arms.add_argument(
         "--simulate", action="store_true",
-        help="run no model: the recorded turns are what it would write; counts tokens per step at several budgets",
+        help="run no model; count the tokens that a step would make, by way of drafting and budget",
     )  # fmt: skip
     arms.add_argument("--no-speculation", action="store_true", help="run with speculation off only")
 

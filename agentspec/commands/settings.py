@@ -109,6 +109,14 @@ def chosen_config(arguments: argparse.Namespace) -> Config:
     return config
 
 
+def in_flags(message: str, arguments: argparse.Namespace) -> str:
+    """A message about settings that names each as it was given: by its flag, if that was used, else by its variable."""
+    for setting in all_settings():
+        if getattr(arguments, f"{setting.part}.{setting.field}", None) is not None:
+            message = re.sub(rf"\b{setting.variable}\b", flag(setting), message)
+    return message
+
+
 def shown(value: Any) -> str:
     """A value for the eye, without the password of a URL."""
     return re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1:***@", str(value))

@@ -33,6 +33,11 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="makes the draw repeatable (default 0)")
     parser.add_argument("--repair", action="store_true", help="number ambiguous tool calls anew, by their order")
     parser.add_argument("--skip-invalid", action="store_true", help="leave out runs that are refused and count them")
+    parser.add_argument(
+        "--plain", action="store_true",
+        help='lines are {"messages": [...], "tools": [...]} as clients log them: name runs after their file and line, '
+        "leave out fields that a trace does not have and what follows the last assistant turn",
+    )  # fmt: skip
 
 
 def run_import(arguments: argparse.Namespace) -> None:
@@ -40,7 +45,12 @@ def run_import(arguments: argparse.Namespace) -> None:
     from agentspec.traces.importer import ImportOptions, import_traces
 
     options = ImportOptions(
-        arguments.first_turns, arguments.limit, arguments.seed, arguments.repair, arguments.skip_invalid
+        arguments.first_turns,
+        arguments.limit,
+        arguments.seed,
+        arguments.repair,
+        arguments.skip_invalid,
+        arguments.plain,
     )
     count = import_traces(arguments.files, arguments.out, options)
     print(

@@ -1,61 +1,25 @@
-"""Where the target computes: the device that the settings ask for, and the target on it."""
+"""The target on the device that the settings ask for."""
 
 import logging
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
-from agentspec.config import Config, Dtype
+from agentspec.config import Config
+from agentspec.engine.placement import chosen_device, obstacle_to_gpu
 from agentspec.engine.target import AnyTarget, Target
-from agentspec.errors import ConfigError
-from agentspec.kernels.triton.batch import MOST_NODES
 
 log = logging.getLogger(__name__)
-
-DEVICE = "AGENTSPEC_ENGINE_DEVICE"
 
 
 def load_target(folder: Path, config: Config) -> AnyTarget:
     """The model of a folder on the configured device. Raises `ConfigError` for a device that is not there and for what
     it cannot do, `ModelError` for a model that cannot be computed on it."""
-    device = chosen_device(config)
-    dtype = config.model.dtype
+    device, wanted, dtype = chosen_device(config), config.engine.device, config.model.dtype
     if device.type == "cpu":
-        if dtype in (Dtype.FLOAT16, Dtype.BFLOAT16):
-            raise ConfigError(f"AGENTSPEC_MODEL_DTYPE is {dtype}: that needs a GPU, and {DEVICE} leads to the CPU")
+        log.info("computing on the CPU%s", f": {obstacle_to_gpu(wanted, dtype)}" if wanted == "auto" else "")
         return Target.load(folder, dtype)
-    most = config.engine.max_draft_tokens
-    if most >= MOST_NODES:
-        raise ConfigError(f"AGENTSPEC_ENGINE_MAX_DRAFT_TOKENS must be below {MOST_NODES} on a GPU, got {most}")
+    log.info("computing on %s, %s", device, torch.cuda.get_device_name(device))
     from agentspec.engine.device_target import DeviceTarget
 
     return DeviceTarget.load(folder, device, config.engine.kv_bytes, dtype, config.model.home)
-
-
-def chosen_device(config: Config) -> torch.device:
-    """The device of the settings; `auto` is the GPU where one can be used. Raises `ConfigError` where it is absent."""
-    wanted, dtype = config.engine.device, config.model.dtype
-    obstacle = obstacle_to_gpu(wanted, dtype)
-    if wanted == "cpu" or (wanted == "auto" and obstacle):
-        log.info("computing on the CPU%s", f": {obstacle}" if wanted == "auto" else "")
-        return torch.device("cpu")
-    if obstacle:
-        raise ConfigError(f"{DEVICE} is {wanted!r}: {obstacle}")
-    device = torch.device("cuda" if wanted == "auto" else wanted)
-    log.info("computing on %s, %s", device, torch.cuda.get_device_name(device))
-    return device
-
-
-def obstacle_to_gpu(wanted: str, dtype: Dtype) -> str | None:
-    """Why the wanted GPU cannot be used; None where it can."""
-    if not torch.cuda.is_available():
-        return "torch sees no GPU"
-    number, count = int(wanted.partition(":")[2] or 0), torch.cuda.device_count()
-    if number >= count:
-        return f"torch sees {count} GPU{'s' if count > 1 else ''}, numbered from 0"
-    if find_spec("triton") is None:
-        return "Triton is not installed (extra `gpu`)"
-    if dtype == Dtype.INT8:
-        return "int8 is for the CPU"
-    return None

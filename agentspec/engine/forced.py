@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from agentspec.cache.growing import GrowingTree
 from agentspec.engine.constraint import Constraint
 from agentspec.types import DraftTree, Origin
 
@@ -11,53 +12,13 @@ LONG = 4096
 """Finding a forced run takes time that grows with its length: one of so many tokens is the request's last draft."""
 
 
-class GrowingTree:
-    """A draft tree under construction."""
-
-    def __init__(self, root: int) -> None:
-        self.token, self.parent, self.depth = [root], [-1], [0]
-        self.logp, self.cum, self.origin = [0.0], [0.0], [0]
-        self.child: dict[tuple[int, int], int] = {}
-
-    def add(self, parent: int, token: int, logp: float, origin: int) -> int:
-        """The child of `parent` with `token`; one that is there already gains a source."""
-        known = self.child.get((parent, token))
-        if known is not None:
-            self.origin[known] |= origin
-            return known
-        self.token.append(token)
-        self.parent.append(parent)
-        self.depth.append(self.depth[parent] + 1)
-        self.logp.append(logp)
-        self.cum.append(self.cum[parent] + logp)
-        self.origin.append(origin)
-        node = self.child[parent, token] = len(self.token) - 1
-        return node
-
-    def add_chain(self, parent: int, tokens: Sequence[int], budget: int, depth: int) -> None:
-        """Forced tokens below a node, until there are `budget` nodes beside the root, and none below `depth`."""
-        for token in tokens:
-            full = len(self.token) > budget and (parent, token) not in self.child
-            if full or self.depth[parent] >= depth:
-                return
-            parent = self.add(parent, token, 0.0, Origin.GRAMMAR)
-
-    def path(self, node: int) -> list[int]:
-        """Tokens from below the root down to a node."""
-        tokens: list[int] = []
-        while node:
-            tokens.append(self.token[node])
-            node = self.parent[node]
-        return tokens[::-1]
-
-    def best_leaf(self) -> int:
-        """The likeliest node without children; the first of those that are equally likely."""
-        inner = set(self.parent)
-        return max((node for node in range(len(self.token)) if node not in inner), key=lambda node: self.cum[node])
-
-    def tree(self) -> DraftTree:
-        columns = (self.token, self.parent, self.depth, self.logp, self.cum, self.origin)
-        return DraftTree(*(tuple(column) for column in columns))  # type: ignore[arg-type]
+def add_chain(grown: GrowingTree, parent: int, tokens: Sequence[int], budget: int, depth: int) -> None:
+    """Forced tokens below a node, until there are `budget` nodes beside the root, and none below `depth`."""
+    for token in tokens:
+        full = len(grown.token) > budget and (parent, token) not in grown.child
+        if full or grown.depth[parent] >= depth:
+            return
+        parent = grown.add(parent, token, 0.0, Origin.GRAMMAR)
 
 
 def constrained(tree: DraftTree, constraint: Constraint, budget: int, depth: int, *, forcing: bool) -> DraftTree:
@@ -68,7 +29,7 @@ def constrained(tree: DraftTree, constraint: Constraint, budget: int, depth: int
     """
     grown = GrowingTree(tree.token[0])
     chain = forced(constraint, []) if forcing else []
-    grown.add_chain(0, chain, budget, depth)
+    add_chain(grown, 0, chain, budget, depth)
     placed = {0: 0}
     for node in allowed_nodes(tree, constraint):
         parent = placed.get(tree.parent[node])
@@ -80,7 +41,7 @@ def constrained(tree: DraftTree, constraint: Constraint, budget: int, depth: int
             placed[node] = grown.add(parent, tree.token[node], tree.logp[node], tree.origin[node])
     leaf = grown.best_leaf()
     if forcing and leaf and grown.depth[leaf] < depth and len(grown.token) <= budget:
-        grown.add_chain(leaf, forced(constraint, grown.path(leaf)), budget, depth)
+        add_chain(grown, leaf, forced(constraint, grown.path(leaf)), budget, depth)
     return grown.tree()
 
 

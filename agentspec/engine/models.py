@@ -118,14 +118,14 @@ def build(source: Path, folder: Path, origin: dict[str, object], progress: Progr
         if leftover.exists():
             shutil.rmtree(leftover)
     partial.mkdir(parents=True)
-    progress(f"convert {folder.name}", 0, 1)
+    progress(f"convert {folder.name} to float32", 0, 1)
     try:
         convert(source, partial)
         write_manifest(partial, origin)
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    progress(f"convert {folder.name}", 1, 1)
+    progress(f"convert {folder.name} to float32", 1, 1)
 
 
 def checked_folder(path: Path) -> Path:
@@ -150,8 +150,8 @@ def unknown(name: str, catalog: Mapping[str, PackagedModel]) -> str:
     if name.endswith(".gguf") or name.startswith(("/", ".", "~")):
         return f"{name}: there is no such model file or folder"
     near = difflib.get_close_matches(name.lower(), catalog, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return f"unknown model {name!r}{hint} Known are {', '.join(catalog)}, folders, .gguf files and hub ids org/name"
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return f"unknown model {name!r}{hint}; known are {', '.join(catalog)}, folders, .gguf files and hub ids (org/name)"
 
 
 def check_space(model: PackagedModel, home: Path) -> None:

@@ -73,6 +73,7 @@ def stored_cost_table(
     if table is not None:
         warm_up(target)
         return table
+    log.info("computing the first passes and measuring what they cost, once for this model")
     table = measure(target)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

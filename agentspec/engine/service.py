@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from agentspec.cache import local
 from agentspec.cache.codec import digest_of
 from agentspec.cache.draft import compile_kernels
 from agentspec.cache.prediction import Prediction, PredictionGuide
@@ -31,6 +32,7 @@ from agentspec.engine.loop import StepLoop
 from agentspec.engine.models import ensure
 from agentspec.engine.prefix import KVPool
 from agentspec.engine.profile import stored_cost_table
+from agentspec.engine.reasons import reason_of
 from agentspec.engine.scaffolds import Scaffolds
 from agentspec.engine.target import AnyTarget
 from agentspec.engine.text import TextStream, TokenBytes
@@ -81,6 +83,7 @@ class Engine:
         folder = ensure(config.model.name, config.model.home, progress=progress)
         compile_kernels()
         compile_guides()
+        local.compile_kernels()
         return Engine.from_folder(config, folder, Histories(config.cache, store))
 
     @staticmethod
@@ -121,6 +124,9 @@ class Engine:
 
     async def generate(self, *requests: GenerationRequest) -> AsyncIterator[Delta]:
         checked = [self._checked(request) for request in requests]
+        for request in checked:
+            if self._drafts(request):
+                self.histories.follow(request.trajectory.scope)
         deltas: asyncio.Queue[Delta | Exception] = asyncio.Queue()
         sessions: list[HistorySession] = []
         jobs: list[Job] = []
@@ -160,9 +166,10 @@ class Engine:
         return replace(state, kv_bytes=kept)
 
     async def forget(self, trajectory: Trajectory) -> bool:
-        digests = {digest_of(trajectory)}
+        digest = digest_of(trajectory)
+        self.histories.deletions.note(digest)
         self.scaffolds.forget(trajectory.scope)
-        pages = await asyncio.wrap_future(self._errand(lambda: self.loop.forget(trajectory.scope, digests)))
+        pages = await asyncio.wrap_future(self._errand(lambda: self.loop.forget(trajectory.scope, {digest})))
         history = await self.histories.delete(trajectory)
         if history is None:
             raise Unavailable("the store of histories did not confirm the deletion, which goes on; ask again")
@@ -246,16 +253,22 @@ class Engine:
             )
 
     async def _open_history(self, request: GenerationRequest) -> HistorySession | None:
-        if not request.speculation.enabled or request.max_tokens == 0:
+        if not self._drafts(request):
             return None
         allowed = request.speculation.drafters
         sources = None if allowed is None else frozenset(allowed)
         start = self.histories.branch if request.branch else self.histories.open
-        return await start(request.trajectory, request.prompt, sources)
+        return await start(request.trajectory, request.prompt, sources, request.received)
+
+    def _drafts(self, request: GenerationRequest) -> bool:
+        """Whether a request reads histories, and adds to them."""
+        return request.speculation.enabled and request.max_tokens > 0
 
     def _guide(self, session: HistorySession, request: GenerationRequest, prediction: Prediction | None) -> None:
-        """Give a session what its request says of the answer."""
-        scaffold = self.scaffolds.find(request.trajectory.scope, request.outline)
+        """Give a session what its request says of the answer; no scaffold where its trajectory was deleted meanwhile,
+        as that would stay."""
+        gone = self.histories.deletions.since(request.trajectory, request.received)
+        scaffold = None if gone else self.scaffolds.find(request.trajectory.scope, request.outline)
         if scaffold is not None:
             session.guides.append(ScaffoldGuide(scaffold, request.prompt))
         if prediction is not None:
@@ -264,15 +277,7 @@ class Engine:
     def _job(
         self, request: GenerationRequest, session: HistorySession | None, send: Callable[[Delta | Exception], None]
     ) -> Job:
-        reason = "no match in the history"
-        if request.max_tokens == 0:
-            reason = "no token is asked for"
-        elif session is None and request.speculation.exact and not self.loop.target.exact:
-            reason = "exact: this model's logits are not the same bits in every pass"
-        elif session is None:
-            reason = "speculation is off for this request"
-        elif min(request.speculation.max_draft_tokens, self.config.engine.max_draft_tokens) == 0:
-            reason = "max_draft_tokens is 0"
+        reason = reason_of(request, self.config.engine.max_draft_tokens, exact=self.loop.target.exact)
         text = TextStream(self.token_bytes_of, request.stop)
         goes_on = request.ignore_eos and request.grammar is None
         own = frozenset() if goes_on else self.end_tokens
@@ -286,6 +291,7 @@ class Engine:
         for job in jobs:
             leader = leaders.setdefault(job.request.prompt, job)
             job.leader = None if leader is job else leader
+            job.forgotten = self.histories.deletions.since(job.request.trajectory, job.request.received)
         with self._wake:
             if self._closing:
                 raise Unavailable("the server is shutting down")

@@ -12,7 +12,9 @@ if kind == 'list' then
         return -1
     end
 end
+-- Removing first: a Redis without memory lets a script that has removed something add the mark.
+local removed = redis.call('DEL', KEYS[1], KEYS[2])
 if ARGV[2] ~= '0' then
     redis.call('SET', KEYS[3], '', 'EX', ARGV[2])
 end
-return redis.call('DEL', KEYS[1], KEYS[2])
+return removed

@@ -5,9 +5,11 @@
 --
 -- Returns 1 where the scope knew it.
 
+-- Removing first: a Redis without memory lets a script that has removed something add the digest.
+local known = redis.call('ZREM', KEYS[1], ARGV[1])
+redis.call('HDEL', KEYS[2], ARGV[1])
 local time = redis.call('TIME')
 redis.call('ZADD', KEYS[3], string.format('%d.%06d', time[1], time[2]), ARGV[2])
 redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', '(' .. (tonumber(time[1]) - tonumber(ARGV[3])))
 redis.call('EXPIRE', KEYS[3], ARGV[3])
-redis.call('HDEL', KEYS[2], ARGV[1])
-return redis.call('ZREM', KEYS[1], ARGV[1])
+return known

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agentspec.cache.automaton import extend, known_prefix, match
@@ -54,6 +54,7 @@ def path(tree: DraftTree, node: int) -> list[int]:
 
 @settings(deadline=None, max_examples=100)
 @given(tokens, st.lists(tokens, max_size=3), budgets)
+@example(history=[1, 1], others=[[0, 1, 0]], budget=18)
 def test_a_draft_is_a_valid_tree(history: list[int], others: list[list[int]], budget: int) -> None:
     tree = drafted([own(history), shared(others)], history, budget)
     assert len(tree) <= budget + 1

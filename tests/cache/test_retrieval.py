@@ -395,6 +395,7 @@ def test_a_deleted_trajectory_drafts_nowhere_and_others_still_do(stored: bool) -
         assert drafts_of(await first_draft(histories, Trajectory("fifth", SCOPE), other_text[:10])) == other_text[10:18]
         assert await histories.delete(RUN) is False
         assert await histories.delete(Trajectory("unknown", SCOPE)) is False
+        assert histories.stats()["history_evictions_total"] == 0
 
     asyncio.run(run())
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agentspec.cache.file_store import FileStore
 from agentspec.cache.redis_store import RedisStore
@@ -231,6 +233,29 @@ def test_memory_store_forgets_what_was_written_too_long_ago() -> None:
         assert await store.recent(SCOPE, 9) == []
         await store.append(Trajectory("other", SCOPE), [1])
         assert store.stats()["store_trajectories"] == 1
+
+    asyncio.run(run())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from([-5000.0, -3.0, 0.0, 0.5, 3.0, 11.0, 4000.0])), max_size=25)
+)
+def test_whatever_a_clock_does_nothing_too_old_stays_and_nothing_new_leaves(writes: list[tuple[int, float]]) -> None:
+    """Beside a twin that knows the true order: a clock that is set back makes nothing older, and nothing younger."""
+    now, dates = [1e6], dict[str, float]()
+
+    async def run() -> None:
+        store = MemoryStore(1 << 20, 100, ttl_s=10, clock=lambda: now[0])
+        for which, step in writes:
+            now[0] += step
+            await store.append(Trajectory(str(which), SCOPE), [1])
+            dates.update({name: min(date, now[0]) for name, date in dates.items()}, **{str(which): now[0]})
+            for name in [name for name, date in dates.items() if date + 10 < now[0]]:
+                del dates[name]
+            assert {name for _, name in store.kept} >= set(dates)
+            assert all(now[0] - 10.01 <= entry.updated <= now[0] for entry in store.kept.values())
+            assert set(await store.recent(SCOPE, 9)) == set(dates)
 
     asyncio.run(run())
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from agentspec.config import Config, Dtype, EngineConfig, ModelConfig, load
-from agentspec.engine.devices import chosen_device, load_target
+from agentspec.engine.devices import load_target
+from agentspec.engine.placement import chosen_device
 from agentspec.engine.target import Target
 from agentspec.errors import ConfigError
 
@@ -62,7 +63,7 @@ def test_a_gpu_is_taken_where_it_is_asked_for_or_can_be_used() -> None:
 
 @pytest.mark.usefixtures("two_gpus")
 def test_a_gpu_needs_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentspec.engine.devices.find_spec", lambda name: None)
+    monkeypatch.setattr("agentspec.engine.placement.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"Triton is not installed \(extra `gpu`\)"):
         chosen_device(config_of("cuda"))
     assert chosen_device(config_of("auto")) == torch.device("cpu")

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,43 @@ def test_a_running_request_of_a_deleted_trajectory_ends_well_and_leaves_nothing(
         await engine.histories.flush()
         assert await engine.inspect(wanted.trajectory) is None
         assert {name for _, name in engine.loop.pool.tips} == {"other"}
+
+    with_engine(tiny_model, scenario)
+
+
+@pytest.mark.parametrize("speculation", [SpeculationParams(), SpeculationParams(enabled=False)])
+def test_a_request_that_was_received_before_a_deletion_leaves_nothing(
+    tiny_model: Path, speculation: SpeculationParams
+) -> None:
+    """It has not reached the engine then: it is rendered, compiled for, or waits for its turn."""
+    text = "a text of more than sixty-four bytes, so that it fills at least one page of keys and values"
+
+    async def scenario(engine: Engine) -> None:
+        early = request(engine, text, "run", speculation=speculation)
+        assert await engine.forget(early.trajectory) is False
+        first = await finished(engine, early)
+        await engine.histories.flush()
+        assert await engine.inspect(early.trajectory) is None
+        assert engine.loop.pool.pages == 0 and not engine.histories.shelf.trajectories
+        late = await finished(engine, request(engine, text, "run", speculation=speculation))
+        assert late.token_ids == first.token_ids and late.cached_tokens == 0
+        state = await engine.inspect(early.trajectory)
+        assert state is not None and state.kv_bytes > 0
+        assert (state.tokens > 0) == speculation.enabled
+
+    with_engine(tiny_model, scenario)
+
+
+def test_choices_that_were_received_before_a_deletion_leave_nothing(tiny_model: Path) -> None:
+    async def scenario(engine: Engine) -> None:
+        first = request(engine, "something to say twice", "run")
+        both = [first, replace(first, branch=True)]
+        await engine.forget(first.trajectory)
+        async for _ in engine.generate(*both):
+            pass
+        await engine.histories.flush()
+        assert await engine.inspect(first.trajectory) is None
+        assert engine.loop.pool.pages == 0 and not engine.histories.shelf.trajectories
 
     with_engine(tiny_model, scenario)
 

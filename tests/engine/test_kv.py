@@ -39,7 +39,8 @@ def read(table: PageTable) -> list[int]:
         assert torch.equal(more, keys + layer)
         assert torch.equal(others, -keys)
     assert torch.equal(values, -keys)
-    return [int(token) for token in keys[0, :, 0]]
+    said: list[int] = keys[0, :, 0].int().tolist()
+    return said
 
 
 def advance(pool: KVPool, holding: Holding, tokens: list[int], count: int) -> bool:
@@ -85,7 +86,7 @@ def test_running_and_finished_turns_never_take_more_than_the_limit_and_read_what
     pool = pool_of(dice.randint(3, 12))
     running: list[tuple[Holding, list[int]]] = []
     for _ in range(60):
-        tokens = [dice.randrange(2) for _ in range(dice.choice([1, 5, 64, 65, 100, 150]))]
+        tokens = dice.choices((0, 1), k=dice.choice([1, 5, 64, 65, 100, 150]))
         if dice.random() < 0.4 and pool.admits(SCOPE, tokens):
             running.append((pool.acquire(SCOPE, tokens), tokens))
         for holding, sequence in list(running):

@@ -88,7 +88,7 @@ def test_pull_downloads_joins_and_converts(tmp_path: Path, monkeypatch: pytest.M
     assert manifest["source"] == {"name": "tiny", "gguf_sha256": model.sha256}
     assert manifest["files"]["model.safetensors"] == {"bytes": len(WEIGHTS), "sha256": model.sha256}
     assert not (tmp_path / "home" / "downloads" / "tiny").exists()
-    assert ("join tiny", len(WEIGHTS), len(WEIGHTS)) in seen and seen[-1] == ("convert tiny", 1, 1)
+    assert ("join tiny", len(WEIGHTS), len(WEIGHTS)) in seen and seen[-1] == ("convert tiny to float32", 1, 1)
     assert all(0 <= done <= total for _, done, total in seen)
 
 
@@ -265,13 +265,14 @@ def test_local_gguf_is_converted_once_and_again_when_it_changes(tmp_path: Path) 
 @pytest.mark.parametrize("name", ["", "smollm", "no such model", "a/b/c"])
 def test_unknown_name_lists_the_known_ones(name: str, tmp_path: Path) -> None:
     with pytest.raises(
-        ModelError, match=f"unknown model '{name}'.*smollm2-135m, qwen2.5-coder-0.5b, qwen2.5-coder-1.5b"
+        ModelError, match=f"unknown model '{name}'.*; known are smollm2-135m, qwen2.5-coder-0.5b, qwen2.5-coder-1.5b"
     ):
         models.ensure(name, tmp_path)
 
 
 def test_unknown_name_suggests_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"did you mean smollm2-135m\?"):
+    said = r"^unknown model 'smolm2-135m' \(did you mean smollm2-135m\?\); known are smollm2-135m, "
+    with pytest.raises(ModelError, match=said):
         models.ensure("smolm2-135m", tmp_path)
 
 

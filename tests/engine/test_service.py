@@ -121,6 +121,27 @@ def test_exact_requests_are_drafted_for_where_a_row_has_the_same_bits_in_any_pas
     run(tiny_model, scenario)
 
 
+@pytest.mark.parametrize("drafters", [("tlar",), ("trajectory", "tlar")])
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.7, top_p=0.95, seed=5)])
+def test_a_run_drafts_from_its_own_answers_and_the_tokens_stay(
+    tiny_model: Path, drafters: tuple[str, ...], sampling: SamplingParams
+) -> None:
+    async def scenario(engine: Engine) -> None:
+        engine.loop.cost = FixedCost()
+        asked = request(engine, "abcabcabc", max_tokens=60, sampling=sampling)
+        _, off = await finished(engine, replace(asked, speculation=OFF))
+        drafted = replace(asked, speculation=SpeculationParams(drafters=drafters))
+        reports = [(await finished(engine, drafted))[1] for _ in range(512 // len(off.token_ids) + 2)]
+        assert {report.token_ids for report in reports} == {off.token_ids}
+        sources = {name for report in reports for name in report.drafted}
+        assert sources <= {"tlar", "trajectory", "trajectory+tlar"}
+        assert not any("tlar" in name for name in reports[0].drafted)
+        assert sum(count for name, count in reports[-1].accepted.items() if "tlar" in name) > 0
+        assert reports[-1].steps < off.steps
+
+    run(tiny_model, scenario)
+
+
 def test_an_unknown_drafter_is_refused_by_name(tiny_model: Path) -> None:
     async def scenario(engine: Engine) -> None:
         with pytest.raises(InvalidRequest, match="eagle"):

@@ -264,6 +264,9 @@ def test_metrics_count_what_happened() -> None:
             await client.post(CHAT, json=ask(stream=True))
             await client.post(CHAT, json={"messages": HELLO, "n": 0})
             await client.get("/made/up")
+            await client.get("/v1/models/some/other")
+            await client.get("/v1/trajectories/a/b")
+            await client.delete("/v1/trajectories/c")
             return (await client.get("/metrics")).text.splitlines()
 
     lines = asyncio.run(scrape())
@@ -271,6 +274,9 @@ def test_metrics_count_what_happened() -> None:
         'agentspec_http_requests_total{route="/v1/chat/completions",status="200"} 1.0',
         'agentspec_http_requests_total{route="/v1/chat/completions",status="400"} 1.0',
         'agentspec_http_requests_total{route="other",status="404"} 1.0',
+        'agentspec_http_requests_total{route="/v1/models/{name}",status="404"} 1.0',
+        'agentspec_http_requests_total{route="/v1/trajectories/{id}",status="404"} 2.0',
+        "# HELP agentspec_steps_total Passes of the model.",
         'agentspec_generation_tokens_total{kind="completion"} 2.0',
         'agentspec_generation_accepted_tokens_total{source="trajectory"} 3.0',
         "agentspec_generation_time_to_first_token_seconds_count 1.0",

@@ -190,7 +190,8 @@ def test_api_37_a_response_format_is_a_fault_of_the_request() -> None:
 
 
 def test_top_logprobs_need_logprobs() -> None:
-    assert "top_logprobs needs logprobs" in refused(top_logprobs=3)["message"]
+    error = refused(top_logprobs=3)
+    assert (error["message"], error["param"]) == ("top_logprobs: needs logprobs to be true", "top_logprobs")
 
 
 def test_api_40_options_of_the_sampler_reach_the_worker() -> None:

@@ -83,7 +83,7 @@ def test_id_used_twice_is_refused_over_all_files(tmp_path: Path) -> None:
 
 
 def test_unreadable_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"missing.jsonl:1: cannot be read: No such file"):
+    with pytest.raises(TraceError, match=r"missing.jsonl: cannot be read: No such file"):
         list(read_traces([tmp_path / "missing.jsonl"]))
     (tmp_path / "plain.gz").write_bytes(b"not gzip at all")
     with pytest.raises(TraceError, match=r"plain.gz:1: cannot be read"):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from agentspec.traces.gain import interval, print_simulation, redraws, simulation_report
-from agentspec.traces.simulate import Simulated, Tally
+from agentspec.traces.gain import MEANINGS, interval, print_simulation, redraws, simulation_report
+from agentspec.traces.simulate import ARMS, Simulated, Tally
 
 
 def simulated(name: str, source: str, tokens: int, steps: int) -> Simulated:
@@ -55,3 +55,8 @@ def test_the_table_has_a_row_for_each_source_and_domain() -> None:
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert all(name in text for name in ("x", "y", "domain of x", "all", "2.67", "hybrid"))
     assert "none" not in text
+    assert f"hybrid: {MEANINGS['hybrid']}" in text.replace("\n", " ") and "lookup:" not in text
+
+
+def test_every_arm_that_the_table_shows_is_explained() -> None:
+    assert {*MEANINGS, "none"} == set(ARMS)

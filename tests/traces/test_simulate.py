@@ -29,6 +29,7 @@ from agentspec.traces.simulate import (
     simulate,
     with_reasoning,
 )
+from agentspec.traces.stepwise import Stepwise
 
 tokens = st.lists(st.integers(0, 4), min_size=1, max_size=40)
 
@@ -142,6 +143,31 @@ def test_budgets_together_are_budgets_one_by_one(turns: list[tuple[list[int], li
     for budget in BUDGETS:
         alone = simulate(recordings, {arm: ARMS[arm](CacheConfig())}, (budget,))
         assert steps(alone, arm, budget) == steps(together, arm, budget)
+
+
+def test_budgets_together_are_budgets_one_by_one_for_drafters_that_learn_from_steps() -> None:
+    loop = [at % 37 for at in range(700)]
+    recordings = [run("a", ([1, 2], loop), ([3], loop[5:90])), run("b", ([1], loop[:600] + loop[3:80]))]
+    together = simulate(recordings, {"tlar": ARMS["tlar"](CacheConfig())}, BUDGETS)
+    for budget in BUDGETS:
+        alone = simulate(recordings, {"tlar": ARMS["tlar"](CacheConfig())}, (budget,))
+        assert steps(alone, "tlar", budget) == steps(together, "tlar", budget)
+    # 513 tokens one by one and 187 by five. The next turn starts elsewhere in the loop: five by one, to the next probe,
+    # the others by five, but for one where the first turn's end is what was said last.
+    assert steps(together, "tlar", 8)[0] == 513 + 38 + 5 + 16 + 1
+    assert steps(together, "tlar", 8)[1] > 513
+
+
+def test_drafters_that_learn_from_steps_are_told_of_their_own() -> None:
+    spies = list[Spy]()
+
+    def make() -> Drafting:
+        spies.append(Spy(Repeating()))
+        return spies[-1]
+
+    simulate([run("a", ([7], [7] * 10), ([8], [1, 2]))], {"repeating": Stepwise(make)}, (1, 4))
+    assert [[len(told) for told in spy.told] for spy in spies] == [[5, 5, 1, 1], [2, 2, 2, 2, 2, 1, 1]]
+    assert all([token for told in spy.told for token in told] == [7] * 10 + [1, 2] for spy in spies)
 
 
 def test_every_token_is_told_once_in_order() -> None:
