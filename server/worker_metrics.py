@@ -22,6 +22,7 @@ HELP = {
     "history_sessions": "Requests that are drafting from a history.",
     "history_evictions_total": "Histories that left memory for others; deleted ones are not counted.",
     "history_failures_total": "Faults of background work on histories; the log has them.",
+    "scaffold_bytes": "Memory of what is drafted from the tools and schemas of requests.",
     "store_bytes": "Memory of what the history file holds.",
     "store_trajectories": "Trajectories in the history file.",
     "store_evictions_total": "Trajectories that left the history file for its limits or their age.",

@@ -14,7 +14,8 @@ from agentspec.traces.simulate import Simulated
 MEANINGS = {
     "lookup": "copies what followed the same last three, two or one tokens earlier in the run",
     "local": "drafts from the run's own history",
-    "hybrid": "drafts from the run's own history and those of the runs before it, as a server does",
+    "hybrid": "drafts from the run's own history and those of the runs before it",
+    "scaffold": "drafts from these and from what the tools of the run fix of an answer, as a server does",
     "tlar": "drafts from nearly equal contexts in the run's own answers, when and as many as a decayed hit rate says",
 }
 """What each arm of a simulation drafts."""

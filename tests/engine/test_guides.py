@@ -162,6 +162,20 @@ def test_scaffolds_are_kept_by_scope_within_their_bytes_and_forgotten(tiny_model
     asyncio.run(scenario())
 
 
+def test_a_request_of_a_trajectory_deleted_meanwhile_leaves_no_scaffold(tiny_model: Path) -> None:
+    async def scenario(engine: Engine) -> None:
+        asked = request(engine, "gone", outline=tools("secret"))
+        await reports(engine, asked)
+        await built(engine.scaffolds.find(SCOPE, tools("secret")))
+        assert engine.stats()["scaffold_bytes"] > 0
+        await engine.forget(Trajectory("gone", SCOPE))
+        assert engine.stats()["scaffold_bytes"] == 0
+        await reports(engine, asked)
+        assert not engine.scaffolds._kept
+
+    run(tiny_model, scenario)
+
+
 def test_nothing_to_build_from_and_no_room_give_no_scaffold(tiny_model: Path) -> None:
     chat = Chat.load(tiny_model)
     scaffolds, off = Scaffolds(chat, CacheConfig()), Scaffolds(chat, CacheConfig(scaffold_tokens=0))
