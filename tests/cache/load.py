@@ -91,6 +91,7 @@ class Load:
             self.check(other, loaded)
         except Exception as error:
             self.failed.append(repr(error))
+        self.stats = dict(store.stats())
 
     def timed(self, began: float) -> None:
         """Note how long a call took."""

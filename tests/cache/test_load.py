@@ -5,7 +5,7 @@ import json
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,21 @@ from tests.slow_proxy import SlowProxy
 ROOT = Path(__file__).resolve().parents[2]
 
 
-async def troubles(server: Server, proxy: SlowProxy, seconds: float) -> None:
-    """What befalls a Redis, each for some time."""
+async def phase(seconds: float, shown: Callable[[], bool]) -> None:
+    """So many seconds, and on a machine that is slow until something has shown."""
     await asyncio.sleep(seconds)
+    while not shown():
+        await asyncio.sleep(0.02)
+
+
+async def troubles(
+    server: Server, proxy: SlowProxy, seconds: float, found: Callable[[], bool], skipped: Callable[[], bool]
+) -> None:
+    """What befalls a Redis, each for some time: it dies once something was `found`, and for so long that calls were
+    `skipped`."""
+    await phase(seconds, found)
     server.kill()
-    await asyncio.sleep(seconds / 2)
+    await phase(seconds / 2, skipped)
     server.start()
     await asyncio.sleep(seconds)
     proxy.delay_s = 2.0
@@ -55,7 +65,14 @@ def test_rds_10_two_stores_under_load_with_a_redis_in_trouble(redis_server: Serv
     async def run() -> list[dict[str, Any]]:
         async with SlowProxy(redis_server.port, 0.0) as proxy:
             loads = [Load(proxy.url, number, 8, 1000, 200) for number in range(2)]
-            trouble = asyncio.ensure_future(troubles(redis_server, proxy, 0.5))
+
+            def found() -> bool:
+                return any(load.found for load in loads)
+
+            def skipped() -> bool:
+                return all(load.stats.get("store_skipped_total") for load in loads)
+
+            trouble = asyncio.ensure_future(troubles(redis_server, proxy, 0.5, found, skipped))
             await asyncio.gather(*(load.run(lambda: not trouble.done(), 0.05) for load in loads))
             await trouble
             return [asdict(load) for load in loads]
@@ -75,7 +92,7 @@ def test_rds_10_sixty_four_long_trajectories_of_two_processes(redis_server: Serv
         async with SlowProxy(redis_server.port, 0.0) as proxy:
             processes = [await start(proxy.url, number) for number in range(2)]
             began = time.monotonic()
-            await troubles(redis_server, proxy, 10.0)
+            await troubles(redis_server, proxy, 10.0, lambda: True, lambda: True)
             outputs = await asyncio.gather(*(process.communicate(b"") for process in processes))
             print(f"{time.monotonic() - began:.0f} s")
             return [json.loads(output) for output, _ in outputs]
