@@ -170,7 +170,10 @@ class FileStore(MemoryStore):
 
     async def delete(self, trajectory: Trajectory) -> bool | None:
         """Forget a trajectory, and write the file without it before returning; None where that fails, and is tried
-        again. Damaged copies of the file in which its name can be read are removed."""
+        again. Damaged copies of the file in which its name can be read are removed.
+
+        A write that was under way and failed does not count as an attempt.
+        """
         asked, key = self.rewrites, (trajectory.scope, trajectory.id)
         known = self.take(trajectory) is not None or key in self.held
         if known:
@@ -179,6 +182,10 @@ class FileStore(MemoryStore):
             self.start()
         copies = await self.remove_copies(trajectory)
         if known:
+            await self.flush()
+        if known and self.rewrites == asked:
+            self.retry_at = 0.0
+            self.start()
             await self.flush()
         if copies is None or (known and self.anew <= asked):
             return None

@@ -1,7 +1,9 @@
 """What a deletion leaves in a history file and beside it: nothing, whatever memory holds and however often it fails."""
 
 import asyncio
+import errno
 import tempfile
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -129,6 +131,28 @@ def test_a_deletion_that_failed_is_asked_for_again_and_never_unknown_while_the_f
         assert await store.delete(RUN) is True
         assert written(path) == {"other"} and store.stats()["store_file_behind"] == 0
         assert await store.delete(RUN) is False
+
+    with_store(path, body)
+
+
+def test_a_write_that_fails_while_a_deletion_waits_for_it_is_not_the_deletion_failing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, deleting = tmp_path / "histories", threading.Event()
+
+    def fails(data: bytes) -> None:
+        deleting.wait(10)
+        raise OSError(errno.ENOSPC, "no space left")
+
+    async def body(store: FileStore) -> None:
+        await store.append(RUN, [1])
+        await store.flush()
+        monkeypatch.setattr(store.journal, "write", fails)
+        await store.append(OTHER, [2])
+        answer = asyncio.ensure_future(store.delete(RUN))
+        await asyncio.sleep(0.05)
+        deleting.set()
+        assert await answer is True and written(path) == {"other"}
 
     with_store(path, body)
 
