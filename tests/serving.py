@@ -13,6 +13,9 @@ from agentspec.engine.service import Engine
 from agentspec.policies.cost import FixedCost
 from agentspec.server.app import create_app
 
+HTTP = httpx.Client(timeout=60, limits=httpx.Limits(max_keepalive_connections=0))
+"""A client for servers on sockets; it waits while a first request compiles."""
+
 EngineScenario = Callable[[Engine], Awaitable[None]]
 Scenario = Callable[[httpx.AsyncClient, Engine], Awaitable[None]]
 

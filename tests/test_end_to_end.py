@@ -15,7 +15,7 @@ import pytest
 from agentspec.config import ServerConfig
 from agentspec.engine.service import Engine
 from agentspec.server.run import serve_in_thread
-from tests.serving import engine_on, in_process
+from tests.serving import HTTP, engine_on, in_process
 
 CHAT = "/v1/chat/completions"
 RUN = "X-AgentSpec-Trajectory"
@@ -169,7 +169,7 @@ def test_four_streams_at_once_say_what_each_says_alone(tiny_model: Path) -> None
 
 def running(url: str) -> tuple[float, float]:
     """Requests in the batch and in the queue."""
-    found = metrics(httpx.get(url + "/metrics").text)
+    found = metrics(HTTP.get(url + "/metrics").text)
     return found["agentspec_running_requests"], found["agentspec_waiting_requests"]
 
 
@@ -193,25 +193,25 @@ LONG = {"max_tokens": 400, "speculation": {"enabled": False}, "stream": True}
 
 def test_prx_05_leaving_in_mid_stream_frees_the_place(url: str) -> None:
     for n in range(3):
-        with httpx.stream("POST", url + CHAT, json=ask(f"stream {n}", **LONG)) as response:
+        with HTTP.stream("POST", url + CHAT, json=ask(f"stream {n}", **LONG)) as response:
             lines = response.iter_lines()
             seen = [next(lines) for _ in range(5)]
             assert running(url)[0] == 1
         assert seen[0].startswith("data: ")
         assert freed_within_a_second(url)
-    assert httpx.post(url + CHAT, json=ask("still there?")).json()["usage"]["completion_tokens"] > 0
+    assert HTTP.post(url + CHAT, json=ask("still there?")).json()["usage"]["completion_tokens"] > 0
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_prx_02_leaving_before_the_first_token_frees_the_place(url: str, stream: bool) -> None:
     with contextlib.ExitStack() as stack:
-        busy = [stack.enter_context(httpx.stream("POST", url + CHAT, json=ask(f"busy {n}", **LONG))) for n in range(2)]
+        busy = [stack.enter_context(HTTP.stream("POST", url + CHAT, json=ask(f"busy {n}", **LONG))) for n in range(2)]
         lines = [response.iter_lines() for response in busy]
         assert all(next(each).startswith("data: ") for each in lines)
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(url + CHAT, json=ask("patience", stream=stream), timeout=0.1)
+            HTTP.post(url + CHAT, json=ask("patience", stream=stream), timeout=0.1)
     assert freed_within_a_second(url)
-    assert httpx.post(url + CHAT, json=ask("next")).status_code == 200
+    assert HTTP.post(url + CHAT, json=ask("next")).status_code == 200
 
 
 def nested(levels: int) -> bytes:
@@ -393,11 +393,11 @@ def test_the_metrics_move_with_the_requests(tiny_model: Path) -> None:
 
 def test_eng_22_a_neighbour_that_leaves_changes_nothing(url: str) -> None:
     body = ask("steady", temperature=1.0, seed=11, max_tokens=200)
-    alone = httpx.post(url + CHAT, json=body).json()["choices"][0]["message"]["content"]
-    with httpx.stream("POST", url + CHAT, json=ask("noise", **LONG)) as response:
+    alone = HTTP.post(url + CHAT, json=body).json()["choices"][0]["message"]["content"]
+    with HTTP.stream("POST", url + CHAT, json=ask("noise", **LONG)) as response:
         noise = response.iter_lines()
         next(noise)
-        with httpx.stream("POST", url + CHAT, json=body | {"stream": True}) as mine:
+        with HTTP.stream("POST", url + CHAT, json=body | {"stream": True}) as mine:
             lines = mine.iter_lines()
             first = next(lines)
             response.close()

@@ -69,7 +69,7 @@ async def many(url: str, seed: int, count: int) -> None:
     chance = random.Random(seed)
     room = asyncio.Semaphore(8)
 
-    async with httpx.AsyncClient(base_url=url, limits=httpx.Limits(max_keepalive_connections=0)) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=60, limits=httpx.Limits(max_keepalive_connections=0)) as client:
 
         async def admitted(number: int) -> None:
             async with room:
