@@ -142,6 +142,10 @@ class CacheConfig:
     scaffold_bytes: int = 32 * 1024**2
     """Bytes that the indexes of these may take, all requests' together; least recently used leave first."""
 
+    splice_bytes: int = 16 * 1024**2
+    """Bytes that token ids of answers to chats may take, to be put into later prompts of their trajectories in which
+    they come back as the same text; least recently used leave first. 0 tokenises every prompt as a whole."""
+
     memory_bytes: int = 512 * 1024**2
     """Bytes that in-process histories and indexes may take; least recently used leave first."""
 

@@ -213,6 +213,9 @@ class GenerationRequest:
     prediction: tuple[int, ...] = ()
     """What the completion is likely to be for the most part; drafts are made of it, nothing is enforced."""
 
+    rendered: bool = False
+    """The prompt is made of chat messages: answers in it may be put in token by token as they were generated."""
+
     received: float = field(default_factory=time.monotonic, compare=False)
     """When it came, by the monotonic clock: nothing of it stays if its trajectory is deleted from then on."""
 
@@ -258,6 +261,10 @@ class Report:
     reason: str | None = None
     """Why nothing was drafted; None if something was."""
 
+    spliced: int = 0
+    """Earlier answers in the prompt whose text is tokenised otherwise than it was generated, and which were put in as
+    they were generated."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryState:
@@ -271,7 +278,7 @@ class TrajectoryState:
     """Seconds since 1970."""
 
     memory_bytes: int
-    """Of its indexed history, in the memory of this process."""
+    """Of its indexed history and the token ids of its answers, in the memory of this process."""
 
     stored_bytes: int
     """Of its history in the store: of its chunks in a Redis; of its records in the file of this process, once that is

@@ -112,6 +112,9 @@ class Prepared:
     prediction: Prompt | None = None
     """None where none was given."""
 
+    rendered: bool = False
+    """The prompt is made of messages."""
+
 
 class Service:
     """The routes."""
@@ -138,7 +141,8 @@ class Service:
             trajectory = self._identity.resolve(request.headers, asked, prepared.digests, received)
         made = generation_requests(asked, prepared.prompts, trajectory, self._worker.window, prepared.grammar)
         outline, prediction = prepared.outline, prepared.prediction or ()
-        wanted = [replace(one, received=received, outline=outline, prediction=prediction) for one in made]
+        more: dict[str, Any] = {"outline": outline, "prediction": prediction, "rendered": prepared.rendered}
+        wanted = [replace(one, received=received, **more) for one in made]
         started = request.scope["agentspec.started"]
         generation = Generation(self._worker.generate(*wanted), request.receive, self.metrics, started)
         frame = Frame(
@@ -225,7 +229,7 @@ class Service:
         digests = self._identity.digests(asked, tools, messages)
         outline = outline_of(tools, schema_of(asked, grammar))
         prediction = None if asked.prediction is None else prediction_of(asked, self._worker)
-        return Prepared(asked, [prompt], grammar, answer, digests, outline, prediction)
+        return Prepared(asked, [prompt], grammar, answer, digests, outline, prediction, rendered=True)
 
     def _prepare_text(self, body: bytes) -> Prepared:
         """Parses, checks and tokenizes; runs in a thread too."""

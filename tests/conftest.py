@@ -5,6 +5,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,20 +43,15 @@ def run_once(folder: Path) -> None:
     pass_seconds(target, filled_table(target, 5), 2, 1)
 
 
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a random two-layer Llama with a byte-level tokenizer and a chat template without tools.
-
-    Has run a pass: no test's own limit of time pays for compiling.
-    """
+def save_tiny(folder: Path, merges: Sequence[tuple[str, str]] = ()) -> None:
+    """A random two-layer Llama with a byte-level tokenizer and a chat template without tools, once run."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(alphabet)}, merges=[]))
+    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in merges)]
+    backend = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=list(merges)))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     make_tokenizer: Any = PreTrainedTokenizerFast
@@ -79,4 +75,19 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     run_once(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny model. Has run a pass: no test's own limit of time pays for compiling."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    save_tiny(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def merging_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a tokenizer that joins letters, and line breaks."""
+    folder = tmp_path_factory.mktemp("models") / "merging"
+    save_tiny(folder, [("a", "b"), ("ab", "ab"), ("c", "d"), ("b", "c"), ("\u010a", "\u010a")])
     return folder

@@ -26,6 +26,7 @@ from agentspec.engine.chat import Chat
 from agentspec.engine.commit import Completion
 from agentspec.engine.cores import usable_cores
 from agentspec.engine.devices import load_target
+from agentspec.engine.fidelity import Fidelity, Heard
 from agentspec.engine.grammar import Grammars
 from agentspec.engine.job import Job
 from agentspec.engine.loop import StepLoop
@@ -63,6 +64,7 @@ class Engine:
         self.token_bytes_of = TokenBytes(chat.tokenizer)
         self.grammars = Grammars(chat.tokenizer, self.token_bytes_of, target.vocabulary, end_tokens)
         self.scaffolds = Scaffolds(chat, config.cache)
+        self.fidelity = Fidelity(chat, self.token_bytes_of, target.vocabulary, histories)
         self.cost = LearnedCost(stored_cost_table(target, profile_of(config)))
         self.loop = StepLoop(target, config.engine, self.cost)
         self._window = usable_window(config, target.window, self.loop.pool)
@@ -123,7 +125,9 @@ class Engine:
         return self.token_bytes_of.names.get(token) or self.token_bytes_of[token]
 
     async def generate(self, *requests: GenerationRequest) -> AsyncIterator[Delta]:
-        checked = [self._checked(request) for request in requests]
+        faithful = await self.fidelity.prepare(requests, self.window)
+        checked = [self._checked(one.request) for one in faithful]
+        heard = [Heard(request) for request in checked]
         for request in checked:
             if self._drafts(request):
                 self.histories.follow(request.trajectory.scope)
@@ -147,11 +151,17 @@ class Engine:
                 item = await deltas.get()
                 if isinstance(item, Exception):
                     raise item
+                heard[item.index].add(item)
+                if item.report is not None:
+                    self.fidelity.keep(heard[item.index], item.report.token_ids)
+                    item = replace(item, report=self.fidelity.report(faithful[item.index], item.report))
                 yield item
                 unfinished -= item.finish is not None
         finally:
-            for job in jobs:
+            for job, got in zip(jobs, heard, strict=False):
                 job.cancelled = True
+                if not got.ended:
+                    self.fidelity.keep(got, job.completion.tokens[: got.tokens])
             with self._wake:
                 self._wake.notify()
             for session in sessions:
@@ -161,23 +171,26 @@ class Engine:
         owner = (trajectory.scope, trajectory.id)
         kept = await asyncio.wrap_future(self._errand(lambda: self.loop.pool.bytes_of(owner)))
         state = await self.histories.inspect(trajectory)
+        replies = self.fidelity.replies.bytes_of(trajectory)
         if state is None:
-            return TrajectoryState(0, 0, 0.0, 0, 0, kept, 0, 0) if kept else None
-        return replace(state, kv_bytes=kept)
+            return TrajectoryState(0, 0, 0.0, replies, 0, kept, 0, 0) if kept or replies else None
+        return replace(state, memory_bytes=state.memory_bytes + replies, kv_bytes=kept)
 
     async def forget(self, trajectory: Trajectory) -> bool:
         digest = digest_of(trajectory)
         self.histories.deletions.note(digest)
         self.scaffolds.forget(trajectory.scope)
+        replies = self.fidelity.forget(trajectory.scope, frozenset({digest}))
         pages = await asyncio.wrap_future(self._errand(lambda: self.loop.forget(trajectory.scope, {digest})))
         history = await self.histories.delete(trajectory)
         if history is None:
             raise Unavailable("the store of histories did not confirm the deletion, which goes on; ask again")
-        return pages or history
+        return replies or pages or history
 
     def _forget_pages(self, scope: Scope, digests: frozenset[str]) -> None:
         """Another process deleted trajectories."""
         self.scaffolds.forget(scope)
+        self.fidelity.forget(scope, digests)
         with suppress(Unavailable):
             self._errand(lambda: self.loop.forget(scope, digests))
 
@@ -203,7 +216,8 @@ class Engine:
     def stats(self) -> Mapping[str, float]:
         if not self._thread.is_alive():
             raise Unavailable("the engine has stopped")
-        return {**self.loop.stats(), **self.histories.stats(), "scaffold_bytes": self.scaffolds.bytes}
+        own = {"scaffold_bytes": self.scaffolds.bytes, **self.fidelity.stats()}
+        return {**self.loop.stats(), **self.histories.stats(), **own}
 
     async def close(self) -> None:
         """Fail what is running, end the thread, flush the histories."""
