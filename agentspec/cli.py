@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from agentspec import __version__
-from agentspec.commands import bench, cache, config, models, parity, replay, serve, traces
+from agentspec.commands import bench, cache, config, corpus, models, parity, replay, serve, traces
 from agentspec.commands.settings import in_flags
 from agentspec.errors import AgentSpecError, ConfigError
 
@@ -26,7 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"agentspec {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (serve, replay, parity, traces, cache, models, bench, config):
+    for module in (serve, replay, parity, traces, cache, corpus, models, bench, config):
         module.add_parser(commands)
     return parser
 

@@ -136,6 +136,10 @@ class CacheConfig:
     scope_tokens: int = 1_000_000
     """Most tokens of finished turns in the index over a scope's recent trajectories."""
 
+    corpora: str = ""
+    """Names of corpora that `agentspec corpus build` made, or `.corpus` files, with commas between, at most four: texts
+    and runs that drafts of all tenants come from besides histories; empty for none."""
+
     scaffold_tokens: int = 8192
     """Most tokens of what is drafted from the tools of one request; 0 drafts nothing from them."""
 

@@ -28,6 +28,9 @@ class Origin(IntFlag):
     TLAR = 32
     """Continuations of nearly equal contexts in this trajectory's own answers; only where a request asks for it."""
 
+    CORPUS = 64
+    """Static corpora that the server was started with, for all tenants."""
+
 
 class FinishReason(StrEnum):
     """Why a generation ended, in OpenAI's words."""

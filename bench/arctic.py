@@ -257,6 +257,9 @@ def for_fitting(group: str) -> bool:
 def tables(runs: Sequence[Simulated]) -> None:
     """Tokens per step by source and domain, and ours over Arctic's best setting."""
     runs = [run for run in runs if run.tokens]
+    if not runs:
+        print("no answers of runs whose task's hash is odd; take more of them, or --everything")
+        return
     arms = list(runs[0].tallies)
     arctic = [arm for arm in arms if arm.startswith("arctic:")]
     for budget in BUDGETS:

@@ -21,7 +21,7 @@ class Offer:
     """State of the document's end, from `SuffixIndex.ends`, or of another place in it; -1 for none."""
 
     kind: int = OWN
-    """`OWN`, `SHARED`, `SCAFFOLD` or `PREDICTION`."""
+    """`OWN`, `SHARED`, `SCAFFOLD`, `PREDICTION` or `CORPUS`."""
 
     length: int | None = None
     """How many tokens lead to that state; None for as many as it stands for at most."""

@@ -10,10 +10,13 @@ from numpy.typing import NDArray
 
 from agentspec.types import Origin
 
-OWN, SHARED, SCAFFOLD, PREDICTION = 0, 1, 2, 3
-"""Kinds of index: of the trajectory itself, over its scope, of what a request's tools fix, of the text it predicts."""
+OWN, SHARED, SCAFFOLD, PREDICTION, CORPUS = 0, 1, 2, 3, 4
+"""Kinds of index: of the trajectory itself, over its scope, of what a request's tools fix, of the text it predicts, and
+static corpora."""
 
-ORIGINS: NDArray[np.int32] = np.array([Origin.TRAJECTORY, Origin.SCOPE, Origin.SCAFFOLD, Origin.PREDICTION], np.int32)
+ORIGINS: NDArray[np.int32] = np.array(
+    [Origin.TRAJECTORY, Origin.SCOPE, Origin.SCAFFOLD, Origin.PREDICTION, Origin.CORPUS], np.int32
+)
 """The origin that nodes of each kind have."""
 
 WEIGHTS: NDArray[np.float64] = np.array(
@@ -26,10 +29,13 @@ WEIGHTS: NDArray[np.float64] = np.array(
         [-3.617, 0.012, 0.947, -0.820, -0.013, 0.381, 0.684, 0.840],
         [-1.662, -0.416, 0.832, -0.792, 0.820, 0.090, 0.815, 1.994],
         [-1.274, -0.284, 1.025, -1.015, 0.510, 0.272, 0.506, 1.874],
+        [-2.589, -0.968, 0.602, -0.415, 0.328, 1.230, 0.384, 0.247],
+        [-2.075, 0.060, 0.474, -0.385, 0.213, 0.398, 0.509, 0.468],
     ]
 )
-"""Rows: own shorter contexts, own longest context, shared shorter ones, shared longest one; the same of scaffolds and
-of predictions, which were not fitted: shared ones with much less trust, and own ones as they are.
+"""Rows: own shorter contexts, own longest context, shared shorter ones, shared longest one; the same of scaffolds, of
+predictions and of corpora, which were not fitted: shared ones with much less trust, own ones as they are, and shared
+ones with a little less trust.
 
 Columns: constant, log of the length, log of the occurrences, log of the number of followers, 1 if there is one
 follower, log of the span, that again if there is one follower; last the weight of the most recent follower beside the

@@ -9,10 +9,11 @@ import numpy as np
 
 from agentspec.cache.automaton import Int32s
 from agentspec.cache.codec import digest_of
+from agentspec.cache.corpus import Corpus
 from agentspec.cache.deletions import Deletions
 from agentspec.cache.follow import Follower
 from agentspec.cache.history import TrajectoryHistory, Turn, documents
-from agentspec.cache.index import as_tokens
+from agentspec.cache.index import SuffixIndex, as_tokens
 from agentspec.cache.rolling import OVERLAP
 from agentspec.cache.session import HistorySession
 from agentspec.cache.sharing import Gone, absorb, extend, restore, share
@@ -59,6 +60,9 @@ class Histories:
         self.own_deletions: set[str] = set()
         """Digests of trajectories that this process deleted, until the store tells of them."""
 
+        self.corpora: Sequence[Corpus] = ()
+        """What all requests draft from besides histories."""
+
         self.tasks: set[asyncio.Task[None]] = set()
         self.sessions = 0
         self.failures = 0
@@ -92,7 +96,12 @@ class Histories:
         self.sessions += 1
         loop = asyncio.get_running_loop()
         return HistorySession(
-            history, conversation, parent, allowed, lambda session: self.finish(loop, trajectory, session, received)
+            history,
+            conversation,
+            parent,
+            allowed,
+            self.indexes,
+            lambda session: self.finish(loop, trajectory, session, received),
         )
 
     async def branch(
@@ -114,11 +123,16 @@ class Histories:
         conversation.append(tail)
         conversation.document.tail = tail
         self.sessions += 1
-        return HistorySession(own, conversation, trunk, allowed, self.forget)
+        return HistorySession(own, conversation, trunk, allowed, self.indexes, self.forget)
 
     def forget(self, _: HistorySession) -> None:
         """A branch ended."""
         self.sessions -= 1
+
+    @property
+    def indexes(self) -> Sequence[SuffixIndex]:
+        """Of the corpora."""
+        return [corpus.index for corpus in self.corpora]
 
     async def history(self, trajectory: Trajectory, received: float) -> TrajectoryHistory:
         """The history of a trajectory for a request: from this process or else from the store, or one apart where the
@@ -328,5 +342,7 @@ class Histories:
             "history_sessions": self.sessions,
             "history_evictions_total": self.shelf.evictions,
             "history_failures_total": self.failures,
+            "corpora": len(self.corpora),
+            "corpora_bytes": sum(index.bytes for index in self.indexes),
         }
         return own if self.store is None else own | dict(self.store.stats())

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from agentspec.cache.automaton import Int32s
 from agentspec.cache.draft import Offer, draft
-from agentspec.cache.estimate import OWN, SHARED
+from agentspec.cache.estimate import CORPUS, OWN, SHARED
 from agentspec.cache.history import Conversation, TrajectoryHistory
 from agentspec.cache.index import SuffixIndex, as_tokens
 from agentspec.cache.local import LocalRetrieval
@@ -38,12 +38,14 @@ class HistorySession:
         conversation: Conversation,
         parent: TrajectoryHistory | None,
         allowed: Origin,
+        corpora: Sequence[SuffixIndex],
         finish: Callable[["HistorySession"], None],
     ) -> None:
         self.history = history
         self.conversation = conversation
         self.parent = parent
         self.allowed = allowed
+        self.corpora = corpora
         self.finish = finish
         self.closed = False
         self.guides: list[Guide] = []
@@ -65,6 +67,8 @@ class HistorySession:
                 found += self.parent.index.offers(OWN)
         if Origin.SCOPE in self.allowed:
             found += self.history.scope.index.offers(SHARED)
+        if Origin.CORPUS in self.allowed:
+            found += [Offer(index, kind=CORPUS) for index in self.corpora]
         guided = [guide.offer() for guide in self.guides if guide.origin in self.allowed]
         return found + [offer for offer in guided if offer is not None]
 

@@ -33,8 +33,11 @@ Automata = tuple[Sources, Sources, Sources]
 Candidates = tuple[Int32s, Floats, Int32s, Int32s]
 """Of the tokens after a node: ids, probabilities, origins, and a hash of places in these."""
 
-SOURCES = 8
-"""Automata of one draft: own, parent's and scope's, two generations each, the scaffold and the prediction."""
+CORPORA = 4
+"""Most static corpora."""
+
+SOURCES = 8 + CORPORA
+"""Automata of one draft: own, parent's and scope's, two generations each, the scaffold, the prediction and corpora."""
 
 FOLLOWERS = 32
 """Followers of one context that are looked at, most recent first."""
@@ -259,6 +262,10 @@ def all_rows(layouts: Int64s, column: int) -> Sources:
         rows_at(layouts[5, column], layouts[5, column + 1], 6),
         rows_at(layouts[6, column], layouts[6, column + 1], 6),
         rows_at(layouts[7, column], layouts[7, column + 1], 6),
+        rows_at(layouts[8, column], layouts[8, column + 1], 6),
+        rows_at(layouts[9, column], layouts[9, column + 1], 6),
+        rows_at(layouts[10, column], layouts[10, column + 1], 6),
+        rows_at(layouts[11, column], layouts[11, column + 1], 6),
     )
 
 
@@ -274,6 +281,10 @@ def all_tables(layouts: Int64s) -> Sources:
         table_at(layouts[5, 4], layouts[5, 5]),
         table_at(layouts[6, 4], layouts[6, 5]),
         table_at(layouts[7, 4], layouts[7, 5]),
+        table_at(layouts[8, 4], layouts[8, 5]),
+        table_at(layouts[9, 4], layouts[9, 5]),
+        table_at(layouts[10, 4], layouts[10, 5]),
+        table_at(layouts[11, 4], layouts[11, 5]),
     )
 
 

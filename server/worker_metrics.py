@@ -22,6 +22,8 @@ HELP = {
     "history_sessions": "Requests that are drafting from a history.",
     "history_evictions_total": "Histories that left memory for others; deleted ones are not counted.",
     "history_failures_total": "Faults of background work on histories; the log has them.",
+    "corpora": "Static corpora that drafts come from.",
+    "corpora_bytes": "Bytes of the files of corpora; processes that load the same file share the memory.",
     "scaffold_bytes": "Memory of what is drafted from the tools and schemas of requests.",
     "splice_bytes": "Memory of token ids of answers that later prompts may be spliced with.",
     "returned_identical_total": "Answers that came back in a prompt and whose text gives the tokens generated.",

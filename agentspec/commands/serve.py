@@ -14,6 +14,7 @@ SETTINGS = (
     "model.name", "model.home", "model.dtype", "engine.device", "model.threads", "model.window",
     "server.host", "server.port",
     "cache.redis_url", "cache.redis_password_file", "cache.redis_ca_file", "cache.history_file",
+    "cache.corpora",
     "engine.max_running", "engine.max_queue", "engine.kv_bytes", "engine.max_draft_tokens",
 )  # fmt: skip
 

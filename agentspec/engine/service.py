@@ -25,6 +25,7 @@ from agentspec.config import Config
 from agentspec.engine.chat import Chat
 from agentspec.engine.commit import Completion
 from agentspec.engine.cores import usable_cores
+from agentspec.engine.corpora import load_corpora
 from agentspec.engine.devices import load_target
 from agentspec.engine.fidelity import Fidelity, Heard
 from agentspec.engine.grammar import Grammars
@@ -91,8 +92,9 @@ class Engine:
     @staticmethod
     def from_folder(config: Config, folder: Path, histories: Histories) -> "Engine":
         """An engine on the model in `folder`."""
-        target = load_target(folder, config)
         chat = Chat.load(folder)
+        histories.corpora = load_corpora(config, chat)
+        target = load_target(folder, config)
         model: Any = target.model
         ends = chat.end_tokens(model.config.eos_token_id, getattr(model.generation_config, "eos_token_id", None))
         return Engine(config, target, chat, ends, histories)
